@@ -30,23 +30,11 @@ R. Thakur, R. Rabenseifner and W. Gropp, 2005 (see `collectives`); nccl-tests, d
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-
-class Network(Protocol):
-    """The properties of a network that the model needs."""
-
-    @property
-    def latency(self) -> float:
-        """α, seconds per message."""
-
-    @property
-    def bandwidth(self) -> float:
-        """β, bytes per second, of one rank in each direction."""
-
-    @property
-    def overhead(self) -> float:
-        """o, seconds that a message occupies its sender, and the same for its receiver."""
+from course_lib._message_time import Network as Network
+from course_lib._message_time import delay, occupancy
+from course_lib._message_time import message_time as message_time
 
 
 class Link(NamedTuple):
@@ -57,27 +45,12 @@ class Link(NamedTuple):
     overhead: float = 0.0
 
 
-def message_time(nbytes: float, network: Network) -> float:
-    """Return o + α + n/β + o: the seconds of one message of n = `nbytes`."""
-    return _first(network) + _each(nbytes, network)
-
-
-def _first(network: Network) -> float:
-    """Return α' = α + o, which messages that start at the same time pay together, once."""
-    return network.latency + network.overhead
-
-
-def _each(nbytes: float, network: Network) -> float:
-    """Return b = o + n/β, the time that n = `nbytes` occupy the sender, and the receiver."""
-    return network.overhead + nbytes / network.bandwidth
-
-
 # --- one to all -----------------------------------------------------------------------------------
 
 
 def naive_broadcast_time(nbytes: float, world_size: int, network: Network) -> float:
     """Return α + (K-1) n/β seconds: the root's one link carries K - 1 messages; 0 for K = 1."""
-    return (world_size > 1) * _first(network) + (world_size - 1) * _each(nbytes, network)
+    return (world_size > 1) * delay(network) + (world_size - 1) * occupancy(nbytes, network)
 
 
 def tree_broadcast_time(nbytes: float, world_size: int, network: Network) -> float:
@@ -96,7 +69,7 @@ def pipelined_broadcast_time(
     if world_size == 1:
         return 0.0
     pieces = segments + world_size - 2
-    return (world_size - 1) * _first(network) + pieces * _each(nbytes / segments, network)
+    return (world_size - 1) * delay(network) + pieces * occupancy(nbytes / segments, network)
 
 
 # --- all ranks to all ranks -----------------------------------------------------------------------
@@ -170,7 +143,7 @@ def in_network_all_reduce_time(nbytes: float, world_size: int, network: Network)
     `collectives` reaches it, because there the ranks add. See R. Graham et al., "Scalable
     Hierarchical Aggregation Protocol (SHArP)", COMHPC 2016.
     """
-    return (world_size > 1) * (2 * _first(network) + nbytes / network.bandwidth)
+    return (world_size > 1) * (2 * delay(network) + nbytes / network.bandwidth)
 
 
 ALL_REDUCE_TIMES: dict[str, Callable[[float, int, Network], float]] = {

@@ -132,7 +132,7 @@ def timeline_of(check: CheckVerdict) -> tuple[bytes, str]:
     """
     from course_lib.ranks.trace.event import Event
     from course_lib.ranks.trace.figure import png_of
-    from course_lib.ranks.trace.timeline import Timeline, draw_timelines
+    from course_lib.ranks.trace.timeline import draw_timeline
 
     events = []
     for values in check.trace.get("events", ()):
@@ -141,5 +141,5 @@ def timeline_of(check: CheckVerdict) -> tuple[bytes, str]:
         events.append(Event(**{**fields, "group": tuple(fields["group"]), "where": ""}))
     if not events:
         return b"", ""
-    figure = draw_timelines({"": Timeline(events, int(check.trace["world_size"]))})
+    figure = draw_timeline(events, int(check.trace["world_size"]))
     return png_of(figure), figure.alt

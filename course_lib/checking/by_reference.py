@@ -472,9 +472,9 @@ class _Counting(_InTurn):
         spend, lengths = computation._local.compute, list[float]()
         assert spend is not None
 
-        def count(seconds: float, flops: float) -> None:
+        def count(seconds: float) -> None:
             lengths.append(seconds)
-            spend(seconds, flops)
+            spend(seconds)
 
         computation._local.compute = count
         try:

@@ -62,11 +62,7 @@ def per_rank(values: Iterable[Any]) -> PerRank:
 
 
 def pack_call(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    world_size: int,
-    pack: Callable[..., Packed] = pack,
+    call: Call, world_size: int, pack: Callable[..., Packed] = pack
 ) -> tuple[Packed, list[Packed]]:
     """Return the call as bytes: the part that all ranks share, and each rank's own part, if any.
 
@@ -77,6 +73,7 @@ def pack_call(
         ValueError: a `per_rank` argument has not exactly one value per rank.
 
     """
+    fn, args, kwargs = call.fn, call.args, call.kwargs
     if not callable(fn):
         raise TypeError(
             "run(fn, …) needs the function itself: write ranks.run(f, x), not ranks.run(f(x)). "
@@ -89,23 +86,24 @@ def pack_call(
             f"function does not run it. Pass a plain function that runs {name} on the rank: "
             f"lambda: asyncio.run({name}())"
         )
-    own: list[PerRank] = []
+    per_rank_values: list[PerRank] = []
 
     def number_of(part: Any) -> int | None:
         if not isinstance(part, PerRank):
             return None
         _check_number("a part of the arguments", part, world_size)
-        own.append(part)
-        return len(own) - 1
+        per_rank_values.append(part)
+        return len(per_rank_values) - 1
 
     try:
         for name, value in _named(args, kwargs):
             if isinstance(value, PerRank):
                 _check_number(name, value, world_size)
         common = pack((fn, list(args), kwargs), elsewhere=number_of)
-        if not own:
+        if not per_rank_values:
             return common, []
-        return common, [pack([values[rank] for values in own]) for rank in range(world_size)]
+        own_values = ([values[rank] for values in per_rank_values] for rank in range(world_size))
+        return common, [pack(values) for values in own_values]
     except _WrongNumber:
         raise
     except Exception as error:
@@ -153,12 +151,12 @@ def pack_result(value: Any, pack: Callable[[Any], Packed] = pack) -> Packed:
         ) from None
 
 
-def join_call(common: Callable[[list[Any]], Any], own: list[Any]) -> functools.partial[Any]:
+def join_call(common: Callable[[list[Any]], Any], own_values: list[Any]) -> functools.partial[Any]:
     """Return the call, on the rank, as a function without arguments.
 
-    `common` unpickles the part that all ranks share, and `own` holds the values for this rank only.
+    `common` unpickles the part that all ranks share, and `own_values` what only this rank gets.
     """
-    fn, args, kwargs = common(own)
+    fn, args, kwargs = common(own_values)
     return functools.partial(fn, *args, **kwargs)
 
 
@@ -171,18 +169,18 @@ class Sources:
     """File name → its name for people, for example ``Cell In[3]``."""
 
 
-def cell_sources(known: set[str]) -> Sources:
-    """Return all labels, and the sources that exist only in this process and are not in `known`.
+def cell_sources(known_names: set[str]) -> Sources:
+    """Return all labels, and the sources that exist only in this process, if they are not known.
 
-    The names of real files are added to `known`, as the ranks can read these files themselves. A
-    label may change while the lines stay the same: a cell that runs again has a new number.
+    Names of real files are added to `known_names`, as the ranks can read these files themselves.
+    A label may change while the lines stay the same: a cell that runs again has a new number.
     """
     lines = {}
     for name, entry in list(linecache.cache.items()):
-        if name in known or len(entry) != 4:
+        if name in known_names or len(entry) != 4:
             continue
         if os.path.exists(name):
-            known.add(name)
+            known_names.add(name)
             continue
         if entry[0] <= _MAX_SOURCE:
             lines[name] = entry[2]

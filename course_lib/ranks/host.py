@@ -10,19 +10,17 @@ host answers a job with any number of pairs (rank, line or display), and then th
 
 from __future__ import annotations
 
-import faulthandler
 import math
 import os
 import queue
 import select
-import socket
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from cloudpickle import cloudpickle as trackers
 
@@ -39,24 +37,17 @@ from course_lib.ranks.explain.failure import (
 from course_lib.ranks.memory import Packed, pack
 from course_lib.ranks.output.displays import send_displays_to
 from course_lib.ranks.output.printer import Item, Printer
-from course_lib.ranks.output.questions import refuse_questions
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.fork_client import ForkServer, preload, shared_server
 from course_lib.ranks.processes.main_module import become_main
 from course_lib.ranks.processes.member import Member, fork_member
-from course_lib.ranks.processes.object_pipe import ObjectPipe, Read
+from course_lib.ranks.processes.object_pipe import Read
 from course_lib.ranks.processes.surroundings import Surroundings, enter
-from course_lib.ranks.processes.worker import redirect_output, reload_changed
+from course_lib.ranks.processes.worker import open_process, reload_changed
 from course_lib.ranks.simulated.baton import Stopped
 from course_lib.ranks.simulated.fabric_diagnosis import report_misuse, warn_each_time
 from course_lib.ranks.simulated.personal import Worlds, functions_of_rank
-from course_lib.ranks.simulated.threads import (
-    Computation,
-    Job,
-    Outcome,
-    Run,
-    Setting,
-)
+from course_lib.ranks.simulated.threads import Job, Outcome, Run
 from course_lib.ranks.stopping import uninterrupted
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
@@ -80,9 +71,7 @@ class Simulated:
         world_size: K.
         owner: the key of the ranks' variables in the host.
         network: what messages cost; by default 20 µs and 10 GB/s.
-        device: what computation costs.
-        computation: how the time of computation is found: ``"declared"``, ``"counted"`` or
-            ``"measured"``; by default ``"counted"`` if there is a device, else ``"declared"``.
+        device: what computation costs; without one, only `compute` costs time.
 
     Attributes:
         placement: a "device" for every rank, and the reason in a sentence.
@@ -97,24 +86,15 @@ class Simulated:
         owner: str,
         network: Network | None = None,
         device: Device | None = None,
-        computation: Computation | None = None,
     ) -> None:
         if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
             raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
-        known = get_args(Computation)
-        if computation is not None and computation not in known:
-            raise ValueError(f"computation must be one of {', '.join(known)}, got {computation!r}")
-        if computation == "counted" and device is None:
-            raise ValueError('computation="counted" needs device=Device(flops=…)')
         self.placement = Placement(
             ("simulated",) * world_size, "fabric", "simulated, virtual clock"
         )
-        self._setting = Setting(
-            world_size,
-            network or Network(latency=20e-6, bandwidth=10e9),
-            device or Device(),
-            computation or ("declared" if device is None else "counted"),
-        )
+        self._network = network or Network(latency=20e-6, bandwidth=10e9)
+        self._device = device
+        self._world_size = world_size
         self._owner = owner
         self.trace = Trace([], world_size)
         self.closing = threading.Event()
@@ -123,12 +103,12 @@ class Simulated:
 
     def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
-        setting = self._setting
+        k, network = self._world_size, self._network
         inline = partial(pack, inline=sys.maxsize)
-        packed = pack_call(call.fn, call.args, call.kwargs, setting.world_size, inline)
-        known = frozenset(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
-        job = Job(self._owner, setting, call.timeout, *packed, known)
-        self.trace = Trace([], setting.world_size)
+        packed = pack_call(call, k, inline)
+        known_classes = frozenset(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
+        job = Job(self._owner, k, network, self._device, call.timeout, *packed, known_classes)
+        self.trace = Trace([], k)
         if _is_host or not _one_at_a_time.acquire(blocking=False):
             raise RanksError(
                 "only one call can run on simulated ranks at a time, and a function on simulated "
@@ -139,7 +119,7 @@ class Simulated:
         finally:
             _one_at_a_time.release()
         read = partial(_events, outcome.log)
-        self.trace = Trace(read, setting.world_size, network=setting.network)
+        self.trace = Trace(read, k, network=network)
         for library in sorted(outcome.libraries):
             warn_each_time(
                 UserWarning(
@@ -193,8 +173,8 @@ class Host:
         with uninterrupted():
             # What a rank's thread prints comes through the pipe. The output is the rest, such as
             # that of compiled code; it belongs to no rank.
-            rest = _Unlabelled(1)
-            self._process = fork_member(self._server, f"{__name__}:serve", {}, {}, rest)
+            unlabelled = _Unlabelled(1)
+            self._process = fork_member(self._server, f"{__name__}:serve", {}, {}, unlabelled)
             self._pipe, self._output = self._process.pipe, self._process.output
             self._poll = select.poll()
             self._poll.register(self._pipe, select.POLLIN)
@@ -212,7 +192,7 @@ class Host:
             RanksError: the host has ended, or did not end the call in time.
 
         """
-        printer = Printer(job.setting.world_size)
+        printer = Printer(job.world_size)
         timeout = job.timeout
         until = math.inf if timeout is None else time.monotonic() + timeout + _GRACE
         try:
@@ -230,7 +210,7 @@ class Host:
             raise self._death() from None
         except KeyboardInterrupt:
             states = self._stop(printer)
-            print(interrupted(states, kept=self.end.alive), file=sys.stderr)
+            print(interrupted(states, alive=self.end.alive), file=sys.stderr)
             raise
         finally:
             with uninterrupted():
@@ -278,7 +258,7 @@ class Host:
         return outcome
 
     def _death(self) -> RanksError:
-        status, dump, where = self._process.last_words(self._server, cell_labels())
+        status, dump, line = self._process.last_words(self._server, cell_labels())
         self.end()
         gone = (
             "The next call starts a new process. Variables that simulated ranks kept are gone. "
@@ -286,7 +266,7 @@ class Host:
         )
         return RanksError(
             f"A rank ended the process that all simulated ranks share: {exit_reason(status)}."
-            + (f"  ({where})" if where else ""),
+            + (f"  ({line})" if line else ""),
             detail="\n\n".join(filter(None, [dump.rstrip(), gone])),
         )
 
@@ -326,11 +306,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     """Run jobs until the notebook closes the pipe; ``config["fds"]`` has the names of `fds`."""
     global _is_host
     _is_host = True
-    named = dict(zip(config["fds"], fds, strict=True))
-    pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
-    redirect_output(named["output"])
-    refuse_questions()
-    faulthandler.enable(file=named["dump"], all_threads=False)  # when compiled code crashes
+    pipe, _ = open_process(fds, config)
     become_main(functions_of_rank)
     # What a thread shows that a rank has started; the ranks' own displays go with their lines.
     send_displays_to(lambda bundle: print(bundle.get("text/plain", "")))
@@ -355,7 +331,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
         pipe.send(pack((rank, item)))
 
     labels: dict[str, str] = {}
-    kept: dict[str, Worlds] = {}
+    worlds_by_owner: dict[str, Worlds] = {}
     while True:
         read_job, read_news = inbox.get()
         halt.clear()  # a request that came after its call had ended
@@ -364,10 +340,10 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
             labels.update(enter(*news))
         for owner in gone:
             forget_variables(owner)
-            kept.pop(owner, None)
+            worlds_by_owner.pop(owner, None)
         if changed := reload_changed():
             print(changed)
-        outcome = _run(job, kept, labels, show, halt)
+        outcome = _run(job, worlds_by_owner, labels, show, halt)
         sys.stdout.flush()
         pipe.send(pack(outcome))
         del job, outcome, read_job
@@ -375,22 +351,22 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
 
 def _run(
     job: Job,
-    kept: dict[str, Worlds],
+    worlds_by_owner: dict[str, Worlds],
     labels: dict[str, str],
     show: Callable[[int, Item], None],
     halt: threading.Event,
 ) -> Outcome:
-    size = str(job.setting.world_size)
+    size = str(job.world_size)
     os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
-    if job.owner not in kept:
-        kept[job.owner] = Worlds(job.setting.world_size)
-    run = Run(job, kept[job.owner], labels, show, halt)
+    if job.owner not in worlds_by_owner:
+        worlds_by_owner[job.owner] = Worlds(job.world_size)
+    run = Run(job, worlds_by_owner[job.owner], labels, show, halt)
     outcome = run.go()
     run.forget()
     if not outcome.results:
         # The failed call may have made different groups on different ranks.
-        del kept[job.owner]
+        del worlds_by_owner[job.owner]
     return outcome
 
 

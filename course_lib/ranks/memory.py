@@ -87,18 +87,18 @@ class Packed:
         if self._free is not None:
             self._free()
 
-    def read(self, own: Sequence[Any] = ()) -> Any:
+    def read(self, own_values: Sequence[Any] = ()) -> Any:
         """Return the object, with memory of its own. Each `read` returns a new object.
 
-        `own` holds the parts that are elsewhere; see `pack`.
+        `own_values` holds the parts that are elsewhere; see `pack`.
         """
         if self.fd < 0:
-            return unpack(bytearray(self.inline), self.size, self.parts, own)
+            return unpack(bytearray(self.inline), self.size, self.parts, own_values)
         try:
             data = map_file(self.fd, self.size, private=True)
         except OSError:  # perhaps a thousand ranks have used up all descriptors: copy at once
             data = _read_all(self.fd, self.size)
-        return unpack(data, self.size, self.parts, own)
+        return unpack(data, self.size, self.parts, own_values)
 
     def read_last(self) -> Any:
         """Return the object without a copy. After this call, it must not be read again."""
@@ -107,7 +107,7 @@ class Packed:
 
 
 class _Packer(Pickler):
-    known: Collection[str] = ()
+    known_classes: Collection[str] = ()
     elsewhere: Callable[[Any], int | None] | None = None
 
     def persistent_id(self, obj: Any) -> int | None:
@@ -126,9 +126,9 @@ class _Packer(Pickler):
         # An empty tensor too, or its reader would need CUDA.
         if type(obj) is torch.Tensor and obj.is_cuda:
             return _itself, (obj.to("cpu"),)
-        if self.known and isinstance(obj, type):
+        if self.known_classes and isinstance(obj, type):
             name = trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(obj)
-            if name in self.known:
+            if name in self.known_classes:
                 return _known_class, (name,)
         return super().reducer_override(obj)
 
@@ -138,8 +138,8 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _known_class(name: str) -> type:
-    known: type = trackers._DYNAMIC_CLASS_TRACKER_BY_ID[name]
-    return known
+    notebook_class: type = trackers._DYNAMIC_CLASS_TRACKER_BY_ID[name]
+    return notebook_class
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -176,7 +176,7 @@ def pack(
     value: Any,
     *,
     inline: int = _INLINE,
-    known: Collection[str] = (),
+    known_classes: Collection[str] = (),
     elsewhere: Callable[[Any], int | None] | None = None,
 ) -> Packed:
     """Return `value` as bytes. Tensors arrive on the CPU, without the graph that made them.
@@ -184,8 +184,8 @@ def pack(
     Args:
         value: anything that cloudpickle can pickle.
         inline: up to this number of bytes, no file is used.
-        known: the notebook's classes that the reader already has, by the names that cloudpickle
-            gives them. They are not sent.
+        known_classes: the notebook's classes that the reader already has, by the names that
+            cloudpickle gives them. They are not sent.
         elsewhere: called with every part of the value; if it returns a number, the part is left
             out, and the reader takes it from its list of such parts, at this index.
 
@@ -195,7 +195,7 @@ def pack(
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
     packer = _Packer(pickled, protocol=5, buffer_callback=buffers.append)
-    packer.known = known
+    packer.known_classes = known_classes
     packer.elsewhere = elsewhere
     packer.dump(value)
     views = [pickled.getbuffer(), *(buffer.raw() for buffer in buffers)]
@@ -217,16 +217,16 @@ def pack(
 
 
 class _Unpacker(pickle.Unpickler):
-    own: Sequence[Any] = ()
+    own_values: Sequence[Any] = ()
 
     def persistent_load(self, index: int) -> Any:
-        return self.own[index]
+        return self.own_values[index]
 
 
-def unpack(data: Any, size: int, parts: int, own: Sequence[Any] = ()) -> Any:
+def unpack(data: Any, size: int, parts: int, own_values: Sequence[Any] = ()) -> Any:
     """Return the object in `data`, which holds the bytes of a `Packed` of this size and parts.
 
-    `own` holds the parts that are elsewhere; see `pack`.
+    `own_values` holds the parts that are elsewhere; see `pack`.
     """
     view = memoryview(data)[:size]
     sizes = struct.unpack(f"<{parts}Q", view[size - 8 * parts :]) if parts > 1 else (size,)
@@ -236,5 +236,5 @@ def unpack(data: Any, size: int, parts: int, own: Sequence[Any] = ()) -> Any:
         buffers.append(view[at : at + length])
         at += length
     unpacker = _Unpacker(io.BytesIO(view[: sizes[0]]), buffers=buffers)
-    unpacker.own = own
+    unpacker.own_values = own_values
     return unpacker.load()

@@ -53,8 +53,8 @@ def place(world_size: int, on: str) -> Placement:
     if on == "cpu" or gpus == 0:
         return Placement(cpus, "gloo", "CPU processes, gloo")
     gpus_seen = f"{gpus} GPU{'s' * (gpus > 1)} for {world_size} ranks"
-    why = f'only {gpus_seen}, so CPU processes, gloo; with on="gpu" the ranks share GPUs'
-    return Placement(cpus, "gloo", why)
+    reason = f'only {gpus_seen}, so CPU processes, gloo; with on="gpu" the ranks share GPUs'
+    return Placement(cpus, "gloo", reason)
 
 
 def share(world_size: int, gpus: int, nccl: tuple[int, ...]) -> Placement:
@@ -68,14 +68,14 @@ def share(world_size: int, gpus: int, nccl: tuple[int, ...]) -> Placement:
     version = ".".join(map(str, nccl))
     shared = f"{world_size} ranks share {gpus} GPU{'s' * (gpus > 1)}"
     if nccl >= _SHARING_NCCL:
-        why = f"{shared}; NCCL {version} allows it"
+        reason = f"{shared}; NCCL {version} allows it"
         blocks = max(1, _BLOCKS_PER_GPU // -(-world_size // gpus))
         shares = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": str(blocks)}
-        return Placement(devices, "nccl", why, shares)
-    missing = f"NCCL {version} does not allow it" if version else "there is no NCCL"
-    why = f"{shared}; {missing}, so they communicate through the CPU, with gloo"
-    why += "; with metered=False, send and recv fail for tensors on a GPU"
-    return Placement(devices, "gloo", why)
+        return Placement(devices, "nccl", reason, shares)
+    obstacle = f"NCCL {version} does not allow it" if version else "there is no NCCL"
+    reason = f"{shared}; {obstacle}, so they communicate through the CPU, with gloo"
+    reason += "; with metered=False, send and recv fail for tensors on a GPU"
+    return Placement(devices, "gloo", reason)
 
 
 def nccl_version() -> tuple[int, ...]:

@@ -21,7 +21,6 @@ from course_lib.ranks.host import Simulated
 from course_lib.ranks.placement import place
 from course_lib.ranks.processes.board import MAX_BOARD_RANKS
 from course_lib.ranks.processes.team import Processes
-from course_lib.ranks.simulated.threads import Computation
 from course_lib.ranks.trace.trace import Trace
 from course_lib.ranks.variables import GIVEN, pull_variables, push_variables
 
@@ -53,8 +52,8 @@ class Ranks:
         timeout: limit for one call, in seconds; ``None`` for no limit. It is for endless loops:
             hangs in communication are found without it.
         network: the costs of messages on simulated ranks (default: 20 µs and 10 GB/s).
-        device: the costs of computation on simulated ranks.
-        computation: how these costs are found; see `course_lib.ranks.costs.computation`.
+        device: the costs of computation on simulated ranks. With it, every operator costs time;
+            else only calls of `compute` do.
         metered: whether operations are recorded and hangs explained. If ``False``, PyTorch uses
             gloo or NCCL directly, and only the time limit ends a hang. Simulated ranks are always
             metered.
@@ -78,7 +77,6 @@ class Ranks:
         timeout: float | None = 600,
         network: Network | None = None,
         device: Device | None = None,
-        computation: Computation | None = None,
         metered: bool = True,
     ) -> None:
         warn_if_untried()
@@ -91,9 +89,18 @@ class Ranks:
         self.timeout = timeout
         self.owner = uuid.uuid4().hex
         """Key of this object's variables on the ranks: see `variables`."""
-        self._engine = _make_engine(
-            world_size, on, network, device, computation, metered, self.owner
-        )
+        self._engine: Processes | Simulated
+        if on == "simulated":
+            self._engine = Simulated(world_size, self.owner, network, device)
+        elif not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
+            raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
+        elif network is not None or device is not None:
+            raise ValueError(
+                'network=… and device=… work only with on="simulated": real ranks take the time '
+                "that this machine needs"
+            )
+        else:
+            self._engine = Processes(place(world_size, on), metered=metered)
         self._closed = False
         self._owner = os.getpid()
         self._busy = threading.Lock()
@@ -197,13 +204,13 @@ class Ranks:
             TypeError, ValueError, RanksError: as `run`.
 
         """
-        if taken := values.keys() & set(GIVEN):
+        if reserved := values.keys() & set(GIVEN):
             raise ValueError(
-                f"each %%ranks cell starts with its own {min(taken)}: push it under another name"
+                f"each %%ranks cell starts with its own {min(reserved)}: push it under another name"
             )
         self._quietly(push_variables, self.owner, **values)
 
-    def pull(self, name: str, *more: str) -> list[Any]:
+    def pull(self, name: str, *other_names: str) -> list[Any]:
         """Return each rank's value of a variable, in rank order; for several names, a list of each.
 
         Example:
@@ -214,9 +221,9 @@ class Ranks:
             TypeError, RanksError: as `run`.
 
         """
-        values = self._quietly(pull_variables, self.owner, (name, *more))
-        each = [list(column) for column in zip(*values, strict=True)]
-        return each if more else each[0]
+        values = self._quietly(pull_variables, self.owner, (name, *other_names))
+        columns = [list(column) for column in zip(*values, strict=True)]
+        return columns if other_names else columns[0]
 
     def _quietly(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Run a function without a trace of its own: the trace of the previous call stays."""
@@ -258,24 +265,3 @@ class Ranks:
         state = "pids " + ", ".join(map(str, pids)) if pids else "start with the first call"
         state = "closed" if self._closed else state
         return f"<Ranks {self.world_size}: {self._engine.placement.why}; {state}>"
-
-
-def _make_engine(
-    world_size: int,
-    on: str,
-    network: Network | None,
-    device: Device | None,
-    computation: Computation | None,
-    metered: bool,
-    owner: str,
-) -> Processes | Simulated:
-    if on == "simulated":
-        return Simulated(world_size, owner, network, device, computation)
-    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
-        raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
-    if network is not None or device is not None or computation is not None:
-        raise ValueError(
-            'network=…, device=… and computation=… work only with on="simulated": real ranks take '
-            "the time that this machine needs"
-        )
-    return Processes(place(world_size, on), metered=metered)

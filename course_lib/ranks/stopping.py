@@ -20,11 +20,9 @@ _IMPORT = "<frozen importlib._bootstrap>"
 
 def in_import(frame: FrameType | None) -> bool:
     """Return whether a frame, or one of its callers, belongs to an ``import``."""
-    while frame is not None:
-        if frame.f_code.co_filename == _IMPORT:
-            return True
+    while frame is not None and frame.f_code.co_filename != _IMPORT:
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 def is_importing(ident: int) -> bool:

@@ -43,8 +43,10 @@ def pull_variables(owner: str, names: tuple[str, ...]) -> list[Any]:
     variables = namespace(owner)
     for name in names:
         if name not in variables:
-            given = (*GIVEN, "get_ipython")
-            own = sorted(key for key in variables if not key.startswith("_") and key not in given)
-            has = f"it has {', '.join(own[:12])}" if own else "it has none yet"
+            start_names = (*GIVEN, "get_ipython")
+            own_names = [
+                key for key in sorted(variables) if key[:1] != "_" and key not in start_names
+            ]
+            has = f"it has {', '.join(own_names[:12])}" if own_names else "it has none yet"
             raise NameError(f"this rank has no variable {name!r}; {has}")
     return [variables[name] for name in names]

@@ -175,8 +175,8 @@ class Watch:
         signature = inspect.signature(new_group)
         board, rank = self._board, self._rank
 
-        def counted(*given: Any, **named: Any) -> Any:
-            bound = signature.bind(*given, **named)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
             if not is_registered(bound.arguments.get("backend")):
                 # For gloo and NCCL too, use the default backend, which is the metered one.
                 bound.arguments["backend"] = None
@@ -184,8 +184,8 @@ class Watch:
                 return new_group(*bound.args, **bound.kwargs)
             everyone = tuple(range(board.world_size))
             members = f"ranks {spans(sorted(bound.arguments.get('ranks') or everyone))}"
-            where = self.recorder.locate()
-            seq = self.recorder.enter(NEW_GROUPS, everyone, f"new_group of {members}", where)
+            line = self.recorder.locate()
+            seq = self.recorder.enter(NEW_GROUPS, everyone, f"new_group of {members}", line)
             # The members connect here, and wait for a member that skips the call.
             board.block(
                 rank,
@@ -193,7 +193,7 @@ class Watch:
                 group=NEW_GROUPS,
                 seq=seq,
                 text=f"waits in new_group #{seq} of {members}",
-                where=where,
+                where=line,
             )
             try:
                 return new_group(*bound.args, **bound.kwargs)
@@ -252,9 +252,9 @@ class Watch:
         since = max((view.since for view in waiting), default=math.inf)
         if not running or time.monotonic() - since < _LONG:
             return
-        one = one_or_many(running, "is", "are")
+        verb = one_or_many(running, "is", "are")
         report = RanksError(
-            f"{names(running)} {one} in no communication, and the other ranks have waited for "
+            f"{names(running)} {verb} in no communication, and the other ranks have waited for "
             f"{_LONG:g} s.",
             board_states(views),
             f"If {names_inside(running)} only {one_or_many(running, 'takes', 'take')} long, this "
@@ -291,8 +291,8 @@ class Watch:
         if dead:
             rank = dead[0]
             fresh = notes[rank]["changes"] == views[rank].changes
-            where = (fresh and notes[rank]["line"]) or views[rank].where
-            error: RanksError | None = process_ended(rank, None, "", views, where)
+            line = (fresh and notes[rank]["line"]) or views[rank].where
+            error: RanksError | None = process_ended(rank, None, "", views, line)
         else:
             # `out_of_step` comes first: on a rank that needs an ended rank, gloo raises only
             # "Connection closed".
@@ -320,13 +320,13 @@ class Watch:
     def _print(self, error: RanksError, notes: list[dict[str, Any]]) -> None:
         failures = self._failures()
         states = []
-        for each in error.states:
-            if each.running:
-                each = replace(each, where=each.where or notes[each.rank]["line"])
-            elif each.raised and each.rank in failures:
-                failure = failures[each.rank]
-                each = RankState(each.rank, f"raised {failure.kind}", failure.where)
-            states.append(each)
+        for state in error.states:
+            if state.running:
+                state = replace(state, where=state.where or notes[state.rank]["line"])
+            elif state.raised and state.rank in failures:
+                failure = failures[state.rank]
+                state = RankState(state.rank, f"raised {failure.kind}", failure.where)
+            states.append(state)
         report = "\n\n".join(
             filter(None, [error.summary, RanksError("", states).args[0], error.detail])
         )
@@ -437,11 +437,11 @@ def _look_for_join() -> None:
                 store, rank, _ = next(rendezvous("env://"))
             looks += store.check([_WAITS])
             if looks > 2:
-                where = line_of_thread(threading.main_thread().ident, {})
+                line = line_of_thread(threading.main_thread().ident, {})
                 _tell(
                     "Note",
                     f"Rank {rank} has not called dist.init_process_group, where another rank has "
-                    f"waited for {_LONG:g} s. Rank {rank} runs {where}. If that only takes long, "
+                    f"waited for {_LONG:g} s. Rank {rank} runs {line}. If that only takes long, "
                     "this is no error. Otherwise this line shows what is waited for: a file lock, "
                     "a download, a loop without an end.",
                 )
@@ -450,8 +450,8 @@ def _look_for_join() -> None:
 
 def _can_watch(world_size: int) -> bool:
     """Return whether the ranks can share a board: they are on one machine that has ``/proc``."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return here == world_size <= MAX_BOARD_RANKS and os.path.isdir("/proc/self/fd")
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return local_ranks == world_size <= MAX_BOARD_RANKS and os.path.isdir("/proc/self/fd")
 
 
 _watch: Watch | None = None
@@ -461,30 +461,30 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
     """Return an ``init_process_group`` that makes metered groups and watches them."""
     signature = inspect.signature(init)
 
-    def init_process_group(*given: Any, **named: Any) -> None:
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
         global _watch
         _joins.set()
-        bound = signature.bind(*given, **named)
-        asked = bound.arguments
+        bound = signature.bind(*args, **kwargs)
+        arguments = bound.arguments
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        if asked.get("backend"):
-            backend = "nccl" if "nccl" in str(asked["backend"]) else str(asked["backend"])
+        if arguments.get("backend"):
+            backend = "nccl" if "nccl" in str(arguments["backend"]) else str(arguments["backend"])
         if backend not in ("nccl", "gloo", "cpu:gloo") or "RANK" not in os.environ:
-            init(*given, **named)
+            init(*args, **kwargs)
             return
         backend = backend.removeprefix("cpu:")
-        if asked.get("timeout") is None:
-            asked["timeout"] = _NCCL_LIMIT if backend == "nccl" else c10d.default_pg_timeout
-        if asked.get("store") is None:
-            url, rank = asked.pop("init_method", None) or "env://", asked.get("rank", -1)
-            size = asked.get("world_size", -1)
-            meeting = rendezvous(url, rank, size, timeout=asked["timeout"])
-            whole, asked["rank"], asked["world_size"] = next(meeting)
-            whole.set_timeout(asked["timeout"])
-            whole.set(_WAITS, "")
-            asked["store"] = dist.PrefixStore("default_pg", whole)  # type: ignore[attr-defined]
-        if not _can_watch(asked["world_size"]):
-            if asked["rank"] == 0:
+        if arguments.get("timeout") is None:
+            arguments["timeout"] = _NCCL_LIMIT if backend == "nccl" else c10d.default_pg_timeout
+        if arguments.get("store") is None:
+            url, rank = arguments.pop("init_method", None) or "env://", arguments.get("rank", -1)
+            size = arguments.get("world_size", -1)
+            meeting = rendezvous(url, rank, size, timeout=arguments["timeout"])
+            job_store, arguments["rank"], arguments["world_size"] = next(meeting)
+            job_store.set_timeout(arguments["timeout"])
+            job_store.set(_WAITS, "")
+            arguments["store"] = dist.PrefixStore("default_pg", job_store)  # type: ignore[attr-defined]
+        if not _can_watch(arguments["world_size"]):
+            if arguments["rank"] == 0:
                 print(
                     "course_lib.ranks.watch: this job is not watched, because not all its ranks "
                     f"are on one Linux machine, or they are more than {MAX_BOARD_RANKS}"
@@ -493,15 +493,15 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
             return
         first = _watch is None
         if _watch is None:
-            if asked["rank"] == 0:
+            if arguments["rank"] == 0:
                 warn_if_untried()
-            own = dist.PrefixStore("course_lib.ranks.watch", asked["store"].clone())  # type: ignore[attr-defined]
-            _watch = Watch(own, asked["rank"], asked["world_size"], asked["timeout"])
+            store = dist.PrefixStore("course_lib.ranks.watch", arguments["store"].clone())  # type: ignore[attr-defined]
+            _watch = Watch(store, arguments["rank"], arguments["world_size"], arguments["timeout"])
             replace_new_group(_watch.counting)
         install(_watch.recorder, backend=backend)
-        asked["backend"] = "metered"
+        arguments["backend"] = "metered"
         for name in ("device_id", "pg_options"):  # only for NCCL's own groups
-            asked.pop(name, None)
+            arguments.pop(name, None)
         init(*bound.args, **bound.kwargs)
         if first:
             _watch.start()  # after PyTorch has installed its own hook for exceptions
@@ -509,24 +509,24 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
     return init_process_group
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Run a script, or a module after ``-m``."""
-    if words[:1] in (["-h"], ["--help"]):
+    if arguments[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return
-    if len(words) < 1 or (words[0] == "-m" and len(words) < 2):
+    if len(arguments) < 1 or (arguments[0] == "-m" and len(arguments) < 2):
         raise SystemExit(
             "usage: python -m course_lib.ranks.watch SCRIPT.py [ARGUMENTS] | -m MODULE [ARGUMENTS]"
         )
     try:
-        if words[0] == "-m":
-            sys.argv = words[1:]
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
             sys.path[0] = os.getcwd()
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = words
-            sys.path[0] = str(Path(words[0]).resolve().parent)
-            runpy.run_path(words[0], run_name="__main__")
+            sys.argv = arguments
+            sys.path[0] = str(Path(arguments[0]).resolve().parent)
+            runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as end:
         if end.code and _watch is not None:
             _watch.failed(end)

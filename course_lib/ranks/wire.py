@@ -217,10 +217,10 @@ def _lengths(start: bytes | bytearray | memoryview, max_bytes: int) -> tuple[int
     """Return the length of the skeleton and of the whole message that begins like this."""
     if len(start) < _HEADER.size:
         raise WireError(f"a message of {len(start)} bytes is too short for its header")
-    magic, text, rest = _HEADER.unpack_from(start)
+    magic, text, blobs = _HEADER.unpack_from(start)
     if magic != _MAGIC:
         raise WireError("the bytes do not begin with the header of a message")
-    size = _HEADER.size + text + rest
+    size = _HEADER.size + text + blobs
     if size > max_bytes:
         raise WireError(f"a message of {size:,} bytes is too large; the limit is {max_bytes:,}")
     if text > MAX_SKELETON:
@@ -280,7 +280,7 @@ def send(sock: socket.socket, value: object, fds: Sequence[int] = ()) -> None:
     sock.sendall(data)
 
 
-def receive(sock: socket.socket, max_bytes: int = MAX_BYTES) -> Any:
+def receive(sock: socket.socket) -> Any:
     """Read one message from a blocking stream socket, and nothing after it.
 
     Raises:
@@ -288,8 +288,8 @@ def receive(sock: socket.socket, max_bytes: int = MAX_BYTES) -> Any:
         WireError: what arrived is no message, or a too large one.
     """
     header = receive_exactly(sock, _HEADER.size)
-    _, size = _lengths(header, max_bytes)
-    return decode(header + receive_exactly(sock, size - _HEADER.size), max_bytes)
+    _, size = _lengths(header, MAX_BYTES)
+    return decode(header + receive_exactly(sock, size - _HEADER.size))
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytearray:
@@ -352,14 +352,14 @@ def _from_skeleton(node: Any, depth: int, blobs: _Blobs) -> Plain:
 class _Blobs:
     """The bytes of all tensors and byte strings; each takes the next of them."""
 
-    def __init__(self, rest: memoryview) -> None:
-        self.rest = rest
+    def __init__(self, data: memoryview) -> None:
+        self.rest = data
 
     def take(self, size: int) -> memoryview:
         if size > len(self.rest):
             raise WireError(f"a tensor needs {size} bytes, {len(self.rest)} are left")
-        taken, self.rest = self.rest[:size], self.rest[size:]
-        return taken
+        part, self.rest = self.rest[:size], self.rest[size:]
+        return part
 
     def tensor(self, name: str, shape: list[Any]) -> torch.Tensor:
         import torch
@@ -371,12 +371,12 @@ class _Blobs:
             raise WireError("a tensor's shape is not a list of sizes")
         if math.prod(max(n, 1) for n in shape) > MAX_EXTENT:
             raise WireError("a tensor's shape is too large")
-        taken = bytearray(self.take(math.prod(shape) * dtype.itemsize))
-        if not taken:
+        data = bytearray(self.take(math.prod(shape) * dtype.itemsize))
+        if not data:
             return torch.empty(shape, dtype=dtype)
-        if dtype is torch.bool and taken.strip(b"\0\1"):
+        if dtype is torch.bool and data.strip(b"\0\1"):
             raise WireError("a bool that is neither 0 nor 1")
-        return torch.frombuffer(taken, dtype=dtype).reshape(shape)
+        return torch.frombuffer(data, dtype=dtype).reshape(shape)
 
 
 def _type(value: object) -> str:

@@ -11,6 +11,7 @@ from course_lib import collectives, cost_model
 from course_lib.bucketing import best_bucket_bytes, overlapped_time
 from course_lib.cost_model import Link
 from course_lib.ranks import Ranks
+from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 
 NETWORK = Network(latency=1.3e-3, bandwidth=7e6)
@@ -53,6 +54,12 @@ def test_an_algorithm_takes_the_time_of_its_formula(k, name, network):
         assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.parametrize("network", [NETWORK, WITH_OVERHEAD])
+def test_a_message_takes_the_same_time_by_the_model_the_network_and_its_links(network):
+    _, arrival = Links(network, 2).send(0, 1, NBYTES, ready=0.0)
+    assert arrival == network.time(NBYTES) == cost_model.message_time(NBYTES, network)
+
+
 @pytest.mark.parametrize(("nodes", "ranks_per_node"), [(2, 2), (2, 4), (4, 2), (3, 1), (1, 3)])
 def test_two_levels(nodes, ranks_per_node):
     inside = Network(latency=1e-5, bandwidth=1e9)
@@ -91,8 +98,8 @@ def test_a_switch_that_adds_carries_less_than_any_ranks_that_do(k):
 )
 def test_equal_buckets_have_a_closed_form(count, backward, k, latency, bandwidth):
     link, n = Link(latency, bandwidth), 1e8
-    one = cost_model.ring_all_reduce_time(n / count, k, link)
-    closed = max(backward / count + count * one, backward + one)
+    bucket = cost_model.ring_all_reduce_time(n / count, k, link)
+    closed = max(backward / count + count * bucket, backward + bucket)
     assert overlapped_time([n / count] * count, backward, k, link) == pytest.approx(closed)
 
 

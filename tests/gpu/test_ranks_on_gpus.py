@@ -42,7 +42,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         yield ranks
 
 
-def mine(*shape: int) -> Tensor:
+def own_values(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(dist.get_rank())
     return torch.randn(*shape, generator=generator).to(DEVICE)
 
@@ -54,9 +54,9 @@ def test_every_rank_has_its_device(ranks: Ranks) -> None:
         return str(x.device), x[0].item()
 
     k = ranks.world_size
-    found = ranks.run(place)
-    assert [device for device, _ in found] == ranks.devices
-    assert {total for _, total in found} == {k * (k - 1) / 2}
+    places = ranks.run(place)
+    assert [device for device, _ in places] == ranks.devices
+    assert {total for _, total in places} == {k * (k - 1) / 2}
 
 
 ALGORITHMS = [
@@ -70,17 +70,17 @@ ALGORITHMS = [
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda f: f.__name__)
 def test_all_reduces_by_hand_equal_the_library(ranks: Ranks, algorithm: object) -> None:
     def both(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        ours = mine(length).to(dtype)
-        theirs = ours.clone()
+        ours = own_values(length).to(dtype)
+        expected = ours.clone()
         algorithm(ours)  # type: ignore[operator]
-        dist.all_reduce(theirs)
-        return ours, theirs
+        dist.all_reduce(expected)
+        return ours, expected
 
     for length in (0, 1, 5, 1001):
         for dtype in (torch.float32, torch.bfloat16):
-            for ours, theirs in ranks.run(both, length, dtype):
+            for ours, expected in ranks.run(both, length, dtype):
                 tolerance = 1e-5 if dtype is torch.float32 else 0.1
-                torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+                torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("sync", [sync_per_parameter, sync_flat, sync_bucketed])
@@ -88,7 +88,7 @@ def test_gradients_are_averaged(ranks: Ranks, sync: object) -> None:
     def gradients() -> list[Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3)).to(DEVICE)
-        model(mine(4, 8)).square().sum().backward()
+        model(own_values(4, 8)).square().sum().backward()
         single = [param.grad.clone() for param in model.parameters()]
         for gradient in single:
             dist.all_reduce(gradient)
@@ -109,7 +109,7 @@ def train(ddp: type, dtype: torch.dtype) -> list[Tensor]:
     for step in range(4):
         optimizer.zero_grad()
         with torch.autocast(DEVICE, dtype, enabled=dtype is not torch.float32):
-            loss = wrapped(mine(8, 64) + step).square().mean()
+            loss = wrapped(own_values(8, 64) + step).square().mean()
         loss.backward()
         optimizer.step()
     return [param.detach().clone() for param in wrapped.module.parameters()]
@@ -117,15 +117,15 @@ def train(ddp: type, dtype: torch.dtype) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_our_ddp_trains_as_pytorchs_does(ranks: Ranks, dtype: torch.dtype) -> None:
-    ours, theirs = (
+    ours, pytorchs = (
         ranks.run(train, DistributedDataParallel, dtype),
         ranks.run(train, TorchDDP, dtype),
     )
     for replica in ours:
-        for mine_, first in zip(replica, ours[0], strict=True):
-            assert torch.equal(mine_, first)  # the replicas are the same to the last bit
-        for mine_, other in zip(replica, theirs[0], strict=True):
-            torch.testing.assert_close(mine_, other, atol=2e-3, rtol=2e-3)
+        for parameter, first in zip(replica, ours[0], strict=True):
+            assert torch.equal(parameter, first)  # the replicas are the same to the last bit
+        for parameter, other in zip(replica, pytorchs[0], strict=True):
+            torch.testing.assert_close(parameter, other, atol=2e-3, rtol=2e-3)
 
 
 FAULTS = [

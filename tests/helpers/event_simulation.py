@@ -93,7 +93,7 @@ class EventSimulation:
         self._over = [0.0] * self.k
         """Until when a rank is in the collectives whose end it knows."""
         self._run()
-        self.ends = [[each.end for each in mine] for mine in self._started]
+        self.ends = [[started.end for started in own_started] for own_started in self._started]
 
     # Ranks and time -----------------------------------------------------------------------------
 
@@ -116,11 +116,11 @@ class EventSimulation:
         if action[0] == "compute":
             self._clock[rank] += action[1]
         elif action[0] == "wait":
-            for each in self._started[rank]:
-                if each.end is None:
-                    self._blocked[rank] = each
+            for started in self._started[rank]:
+                if started.end is None:
+                    self._blocked[rank] = started
                     return
-                self._clock[rank] = max(self._clock[rank], each.end)
+                self._clock[rank] = max(self._clock[rank], started.end)
         else:
             self._start(rank, action)
         self._next[rank] += 1
@@ -135,9 +135,9 @@ class EventSimulation:
         happen = {"send": self._send, "recv": self._receive, "collective": self._enter}[action[0]]
         self._at(now, turn, rank, lambda: happen(started))
 
-    def _at(self, time: float, turn: int, rank: int, what: Callable[[], None]) -> None:
+    def _at(self, time: float, turn: int, rank: int, happen: Callable[[], None]) -> None:
         self._count += 1
-        heapq.heappush(self._events, (time, turn, rank, self._count, what))
+        heapq.heappush(self._events, (time, turn, rank, self._count, happen))
 
     def _end(self, started: _Started, end: float) -> None:
         started.end = end
@@ -212,8 +212,8 @@ class EventSimulation:
         collective.came[rank] = collective.time[rank]
         if at < len(rounds):
             for place, (source, target, size) in enumerate(rounds[at]):
-                both = collective.at.get(source) == at == collective.at.get(target)
-                if rank in (source, target) and both:
+                entered = collective.at.get(source) == at == collective.at.get(target)
+                if rank in (source, target) and entered:
                     now = max(collective.came[source], collective.came[target])
                     self._offer(collective, (at, place), (source, target, size), now)
             return
@@ -232,7 +232,7 @@ class EventSimulation:
         if key in collective.sent:
             return
         collective.sent.add(key)
-        number = sum(len(each) for each in collective.rounds[: key[0]]) + key[1]
+        number = sum(len(messages) for messages in collective.rounds[: key[0]]) + key[1]
 
         def at(start: float) -> None:
             self._count += 1
@@ -252,12 +252,12 @@ class EventSimulation:
             for rank, time in ((source, left), (target, arrival)):
                 collective.time[rank] = max(collective.time[rank], time)
             for rank in (source, target):
-                mine = [
+                own_keys = [
                     (key[0], place)
-                    for place, each in enumerate(collective.rounds[key[0]])
-                    if rank in each[:2]
+                    for place, other_message in enumerate(collective.rounds[key[0]])
+                    if rank in other_message[:2]
                 ]
-                if all(each in collective.over for each in mine):
+                if all(own_key in collective.over for own_key in own_keys):
                     self._go_on(collective, rank)
 
         at(now)
@@ -266,7 +266,7 @@ class EventSimulation:
 def rounds_of(k: int, kind: str, root: int, size: int) -> list[list[tuple[int, int, int]]]:
     """Return the messages of a collective: rounds of (from, to, bytes)."""
     ranks = range(k)
-    others = [r for r in ranks if r != root]
+    non_roots = [r for r in ranks if r != root]
     right = [(r, (r + 1) % k) for r in ranks]
     reach = 1
     while reach < k:
@@ -274,9 +274,9 @@ def rounds_of(k: int, kind: str, root: int, size: int) -> list[list[tuple[int, i
     if k == 1:
         return []
     if kind == "gather":
-        return [[(r, root, size) for r in others]]
+        return [[(r, root, size) for r in non_roots]]
     if kind == "scatter":
-        return [[(root, r, size) for r in others]]
+        return [[(root, r, size) for r in non_roots]]
     if kind == "all_gather":
         return [[(a, b, size) for a, b in right] for _ in range(k - 1)]
     if kind == "all_reduce":  # a ring; `size` divides by k

@@ -17,20 +17,22 @@ from tests.helpers import ROOT
 TOLD = "reported by course_lib.ranks.watch"
 
 
-def torchrun(folder: Path, *words: str, ranks: int = 4, **more: str) -> subprocess.Popen[bytes]:
-    """Start a job on this machine; `words`: what follows the options of ``torchrun``."""
+def torchrun(
+    folder: Path, *arguments: str, ranks: int = 4, **variables: str
+) -> subprocess.Popen[bytes]:
+    """Start a job on this machine; `arguments`: what follows the options of ``torchrun``."""
     command = [sys.executable, "-m", "torch.distributed.run"]
-    if "--nnodes" not in words:
+    if "--nnodes" not in arguments:
         command.append("--standalone")
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "TMPDIR": str(folder),  # torchrun never removes its folder for logs
         "OMP_NUM_THREADS": "1",
-        **more,
+        **variables,
     }
     return subprocess.Popen(
-        [*command, "--nproc-per-node", str(ranks), *words],
+        [*command, "--nproc-per-node", str(ranks), *arguments],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -87,8 +89,8 @@ def end(job: subprocess.Popen[bytes]) -> bytes:
 
 def told_by(text: str) -> str:
     """Return what the watch told, without the rest of a job's output; empty if it told nothing."""
-    before, found, after = text.partition(TOLD)
-    if not found:
+    before, marker, after = text.partition(TOLD)
+    if not marker:
         return ""
     kind = before.rpartition("\n")[2].split(",")[0]
     return f"{kind}{after}"

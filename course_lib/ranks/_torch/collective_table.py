@@ -48,12 +48,12 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 def why_not(op: str, dtype: torch.dtype) -> str:
     """Return why tensors of `dtype` cannot be reduced by `op`; empty if they can."""
-    whole = not (dtype.is_floating_point or dtype.is_complex)
+    is_integer = not (dtype.is_floating_point or dtype.is_complex)
     if op not in REDUCTIONS:
         return f"ReduceOp.{op.upper()} does not work on simulated ranks"
-    if op == "avg" and whole:
+    if op == "avg" and is_integer:
         return f"ReduceOp.AVG needs a floating-point dtype, got {dtype}"
-    if op in ("band", "bor", "bxor") and not whole:
+    if op in ("band", "bor", "bxor") and not is_integer:
         return f"ReduceOp.{op.upper()} needs integers, got {dtype}"
     if op in ("min", "max") and dtype.is_complex:
         return f"ReduceOp.{op.upper()} compares numbers, but {dtype} numbers have no order"
@@ -152,8 +152,8 @@ class Kind:
     needs: str
     """In words, the tensors that a rank must bring; ``{k}`` stands for the number of ranks."""
     fits: Callable[[Sizes, Sizes, int, bool], bool]
-    """``fits(puts, gets, k, here)`` returns whether tensors with these numbers of elements are what
-    the operation needs; `here` is whether the rank is the root."""
+    """``fits(puts, gets, k, at_root)`` returns whether tensors with these numbers of elements are
+    what the operation needs; `at_root` is whether the rank is the root."""
     to_one: bool = False
     """Whether the operation must name a rank: the receiver of a send, the root of a collective."""
     reduces: bool = False
@@ -166,7 +166,7 @@ class Kind:
     """Carries out a collective; ``None`` for a message."""
 
 
-def _same(puts: Sizes, gets: Sizes, k: int, here: bool) -> bool:
+def _same(puts: Sizes, gets: Sizes, k: int, at_root: bool) -> bool:
     return list(puts) == list(gets)
 
 
@@ -176,15 +176,15 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind(
-            "send", "one tensor", lambda puts, gets, k, here: len(puts) == 1 and not gets,
+            "send", "one tensor", lambda puts, gets, k, at_root: len(puts) == 1 and not gets,
             to_one=True,
         ),
         Kind(
-            "recv", "one tensor", lambda puts, gets, k, here: len(gets) == 1 and not puts,
+            "recv", "one tensor", lambda puts, gets, k, at_root: len(gets) == 1 and not puts,
             sized_by_what_it_gets=True,
         ),
         Kind(
-            "barrier", "no tensors", lambda puts, gets, k, here: not puts and not gets,
+            "barrier", "no tensors", lambda puts, gets, k, at_root: not puts and not gets,
             effect=_nothing,
         ),
         Kind("broadcast", _IN_PLACE, _same, to_one=True, in_place=True, effect=_broadcast),
@@ -194,31 +194,31 @@ KINDS = {
         Kind("all_reduce", _IN_PLACE, _same, reduces=True, in_place=True, effect=_all_reduce),
         Kind(
             "gather", "one input tensor and, on the root, {k} output tensors of the same size",
-            lambda puts, gets, k, here: (
-                len(puts) == 1 and list(gets) == list(puts) * (k if here else 0)
+            lambda puts, gets, k, at_root: (
+                len(puts) == 1 and list(gets) == list(puts) * (k if at_root else 0)
             ),
             to_one=True, effect=_gather,
         ),
         Kind(
             "scatter", "one output tensor and, on the root, {k} input tensors of the same size",
-            lambda puts, gets, k, here: (
-                len(gets) == 1 and list(puts) == list(gets) * (k if here else 0)
+            lambda puts, gets, k, at_root: (
+                len(gets) == 1 and list(puts) == list(gets) * (k if at_root else 0)
             ),
             to_one=True, sized_by_what_it_gets=True, effect=_scatter,
         ),
         Kind(
             "all_gather", "one input tensor and {k} output tensors of the same size",
-            lambda puts, gets, k, here: len(puts) == 1 and list(gets) == list(puts) * k,
+            lambda puts, gets, k, at_root: len(puts) == 1 and list(gets) == list(puts) * k,
             effect=_all_gather,
         ),
         Kind(
             "reduce_scatter", "one output tensor and {k} input tensors of the same size",
-            lambda puts, gets, k, here: len(gets) == 1 and list(puts) == list(gets) * k,
+            lambda puts, gets, k, at_root: len(gets) == 1 and list(puts) == list(gets) * k,
             reduces=True, effect=_reduce_scatter,
         ),
         Kind(
             "all_to_all", "{k} input tensors and {k} output tensors",
-            lambda puts, gets, k, here: len(puts) == len(gets) == k,
+            lambda puts, gets, k, at_root: len(puts) == len(gets) == k,
             uneven=True, effect=_all_to_all,
         ),
     )
@@ -357,16 +357,16 @@ MONITORED_BARRIER = replace(COLLECTIVES[-1], variant="monitored")
 """A barrier in which ranks that call ``barrier`` do not take part, as with gloo."""
 
 
-def check_tensors(name: str, puts: Tensors, gets: Tensors, k: int, here: bool) -> None:
+def check_tensors(name: str, puts: Tensors, gets: Tensors, k: int, peer_is_self: bool) -> None:
     """Check that an operation of `k` ranks has the tensors that its kind needs, in the right sizes.
 
-    `here`: whether this rank is the root, or the other side of its own message.
+    `peer_is_self`: whether this rank is the root, or the other side of its own message.
 
     Raises:
         ValueError: it does not; the message says what is wrong.
 
     """
-    if here and name in ("send", "recv"):
+    if peer_is_self and name in ("send", "recv"):
         raise ValueError(
             f"{name} needs another rank: within a rank, copy the tensor with y.copy_(x)"
         )
@@ -375,7 +375,7 @@ def check_tensors(name: str, puts: Tensors, gets: Tensors, k: int, here: bool) -
     if len({t.is_meta for t in (*puts, *gets)}) > 1:
         raise ValueError(f"some tensors of one {name} are on the device meta and have no values")
     sent, received = [t.numel() for t in puts], [t.numel() for t in gets]
-    if not KINDS[name].fits(sent, received, k, here):
+    if not KINDS[name].fits(sent, received, k, peer_is_self):
         needs = KINDS[name].needs.format(k=k)
         raise ValueError(
             f"{name} on {counted(k, 'rank')} needs {needs}; on this rank the input tensors have "
@@ -444,15 +444,15 @@ def signature_of(
 
     `tensors`: what this rank puts in; for a scatter, what it gets.
     """
-    words = [kind]
+    properties = [kind]
     if reduction:
-        words.append(reduction)
+        properties.append(reduction)
     if root is not None:
-        words.append(f"root={root}")
+        properties.append(f"root={root}")
     if tensors:
-        words.append(str(tensors[0].dtype).removeprefix("torch."))
+        properties.append(str(tensors[0].dtype).removeprefix("torch."))
         if any(tensor.is_meta for tensor in tensors):
-            words.append("without values (device meta)")
+            properties.append("without values (device meta)")
         if not KINDS[kind].uneven:
-            words.append(counted(sum(tensor.numel() for tensor in tensors), "element"))
-    return " ".join(words)
+            properties.append(counted(sum(tensor.numel() for tensor in tensors), "element"))
+    return " ".join(properties)

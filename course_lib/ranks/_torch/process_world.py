@@ -72,14 +72,14 @@ def tables_of(group: Any) -> tuple[Any, ...]:
     )
 
 
-def put_back(group: Any, kept: tuple[Any, ...]) -> None:
+def put_back(group: Any, entries: tuple[Any, ...]) -> None:
     """Restore the table entries of a removed group that turned out to be in use."""
     world = c10d._world
-    world.pg_map[group], name, world.pg_group_ranks[group] = kept[:3]
+    world.pg_map[group], name, world.pg_group_ranks[group] = entries[:3]
     world.pg_names[group] = name
-    world.pg_backend_config[group] = kept[3]
-    if kept[4] is not None:
-        world.pg_to_tag[group] = kept[4]
-    for tag in kept[5]:
+    world.pg_backend_config[group] = entries[3]
+    if entries[4] is not None:
+        world.pg_to_tag[group] = entries[4]
+    for tag in entries[5]:
         world.tags_to_pg.setdefault(tag, []).append(group)
     torch._C._distributed_c10d._register_process_group(name, group)

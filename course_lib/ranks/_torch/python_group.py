@@ -117,8 +117,8 @@ class PythonGroup(dist.ProcessGroup):
 
     def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> dist.Work:
         """Gather into the rows of one tensor. PyTorch has this since 2.14."""
-        here = options.rootRank == self.rank()
-        return self.gather([pieces(output, self.size())] if here else [], [tensor], options)
+        at_root = options.rootRank == self.rank()
+        return self.gather([pieces(output, self.size())] if at_root else [], [tensor], options)
 
     # Point to point ------------------------------------------------------------------------
 
@@ -137,32 +137,32 @@ class PythonGroup(dist.ProcessGroup):
             raise ValueError(f"tag must be 0 or more, got {tag}")
         return self._message(kind, tensors, peer, tag)
 
-    def _peer(self, what: str, peer: int) -> int:
+    def _peer(self, action: str, peer: int) -> int:
         if not 0 <= peer < len(self._members):
-            words = f"{what} rank {peer}: the ranks of this group have the numbers 0 to "
-            words += str(len(self._members) - 1)
+            message = f"{action} rank {peer}: the ranks of this group have the numbers 0 to "
+            message += str(len(self._members) - 1)
             if self._members != tuple(range(len(self._members))):
-                words += f" (global ranks: {', '.join(map(str, self._members))})"
-            raise ValueError(words)
+                message += f" (global ranks: {', '.join(map(str, self._members))})"
+            raise ValueError(message)
         return self._members[peer]
 
 
-def _check_contiguous(what: str, tensors: Any) -> None:
+def _check_contiguous(kind: str, tensors: Any) -> None:
     """Refuse what gloo and NCCL refuse, on all kinds of ranks and with the same message."""
     if any(tensor.layout is torch.strided and not tensor.is_contiguous() for tensor in tensors):
-        if what == "recv":  # data received into a contiguous copy of x would not be in x
+        if kind == "recv":  # data received into a contiguous copy of x would not be in x
             raise ValueError(
-                f"{what} needs a contiguous tensor: receive into a new tensor y, then call "
+                f"{kind} needs a contiguous tensor: receive into a new tensor y, then call "
                 "x.copy_(y)"
             )
-        raise ValueError(f"{what} needs a contiguous tensor: make one with x.contiguous()")
+        raise ValueError(f"{kind} needs a contiguous tensor: make one with x.contiguous()")
 
 
 def _method(collective: Collective) -> Callable[..., dist.Work]:
-    def method(self: PythonGroup, *given: Any, opts: Any = None) -> dist.Work:
-        arguments, rest = given[: collective.arguments], given[collective.arguments :]
-        options = rest[0] if rest else opts or collective.options()
-        if len(rest) > 1 or not isinstance(options, collective.options_type):
+    def method(self: PythonGroup, *args: Any, opts: Any = None) -> dist.Work:
+        arguments, extra_args = args[: collective.arguments], args[collective.arguments :]
+        options = extra_args[0] if extra_args else opts or collective.options()
+        if len(extra_args) > 1 or not isinstance(options, collective.options_type):
             raise TypeError(
                 f"{collective.method} of a process group takes its options as one object. "
                 f"Call the function of torch.distributed instead: dist.{collective.kind}"
@@ -182,8 +182,12 @@ def _get_backend(before: Any) -> Any:
     @functools.wraps(before)
     def get_backend(group: Any = None) -> Any:
         name = before(group)
-        own = _ours(group)
-        return dist.Backend(own.backend) if own is not None and is_registered(name) else name
+        python_group = _ours(group)
+        return (
+            dist.Backend(python_group.backend)
+            if python_group is not None and is_registered(name)
+            else name
+        )
 
     return get_backend
 
@@ -195,11 +199,11 @@ def _get_backend_config(before: Any) -> Any:
     @functools.wraps(before)
     def get_backend_config(group: Any = None) -> Any:
         name = before(group)
-        own = _ours(group)
+        python_group = _ours(group)
         backends = [part.rpartition(":")[2] for part in name.split(",")]
-        if own is None or not any(map(is_registered, backends)):
+        if python_group is None or not any(map(is_registered, backends)):
             return name
-        return str(distributed_c10d.BackendConfig(dist.Backend(own.backend)))
+        return str(distributed_c10d.BackendConfig(dist.Backend(python_group.backend)))
 
     return get_backend_config
 
@@ -212,19 +216,19 @@ def _monitored_barrier(before: Any) -> Any:
     def monitored_barrier(
         group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
     ) -> None:
-        own = _ours(group)
-        if own is None:
+        python_group = _ours(group)
+        if python_group is None:
             before(group, timeout, wait_all_ranks)
         else:
-            own.monitored_barrier(timeout, wait_all_ranks)
+            python_group.monitored_barrier(timeout, wait_all_ranks)
 
     return monitored_barrier
 
 
 def _ours(group: Any) -> PythonGroup | None:
     """Return the group, or the default group for ``None``, if it is a `PythonGroup`."""
-    meant = dist.group.WORLD if group is None else group
-    return meant if isinstance(meant, PythonGroup) else None
+    resolved = dist.group.WORLD if group is None else group
+    return resolved if isinstance(resolved, PythonGroup) else None
 
 
 STAND_INS: dict[str, Callable[[Any], Any]] = {

@@ -40,8 +40,8 @@ def watch_with(mode: Any) -> None:
             break
     else:
         torch._C._push_on_torch_dispatch_stack(mode)
-    for each in reversed(above):
-        torch._C._push_on_torch_dispatch_stack(each)
+    for upper_mode in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(upper_mode)
 
 
 def remove_mode(mode: Any) -> None:
@@ -52,8 +52,8 @@ def remove_mode(mode: Any) -> None:
         if top is mode:
             break
         above.append(top)
-    for each in reversed(above):
-        torch._C._push_on_torch_dispatch_stack(each)
+    for upper_mode in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(upper_mode)
 
 
 def backward_id() -> int | None:

@@ -11,10 +11,8 @@ import builtins
 import functools
 import sys
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -35,34 +33,6 @@ _KEEP_THE_RANK = {
     *("lightning_fabric", "megatron", "pytorch_lightning"),
 }
 """Libraries that keep the rank in a class or module, of which all threads share one."""
-
-
-@dataclass(eq=False)
-class RankContext(ABC):
-    """Everything that belongs to one rank during one call: a thread needs it to be a rank."""
-
-    rank: int
-    world_size: int
-    endpoint: Any
-    """The rank's side of the fabric."""
-    locate: Callable[[], str]
-    """Returns the line of user code that is running."""
-    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """File name of a cell → its name for people."""
-    world: object = field(default_factory=object)
-    """Distinguishes this world from others that have groups of the same names."""
-    works: Any = field(init=False)
-    """The rank's operations that are not over."""
-    handles: Any = field(init=False)
-    """The handles of these operations."""
-    stray: bool = field(default=False, init=False)
-    """Whether a thread that the rank has started has called ``torch.distributed``."""
-    libraries: set[str] = field(default_factory=set, init=False)
-    """What it has imported that keeps the rank in a class or module."""
-
-    @abstractmethod
-    def create(self, members: tuple[int, ...], name: str) -> Any:
-        """Make a process group."""
 
 
 class World:
@@ -113,25 +83,27 @@ def thread_worlds() -> Iterator[None]:
         distributed_c10d._world = _ThreadWorlds(distributed_c10d._world)  # type: ignore[assignment]
     hook = sys.excepthook  # init_process_group replaces it, once per rank
     isolate = c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+    both = dist, distributed_c10d
+    stand_ins: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+        *((module, "init_process_group", _init_process_group) for module in both),
+        (dist, "rendezvous", _rendezvous),
+        (distributed_c10d, "_new_group_with_tag", _new_group),
+        (distributed_c10d, "_new_process_group_helper", _new_process_group),
+        (distributed_c10d, "_get_default_group", _get_default_group),
+        (builtins, "__import__", _import),
+        (threading.Thread, "start", _start_thread),
+        (torch._C.Future, "wait", _wait_for_future),
+        (torch.autograd, "_engine_run_backward", _run_backward),
+        (torch.autograd.graph, "_engine_run_backward", _run_backward),
+        (torch._C, "_ForceDispatchKeyGuard", _dispatch_key_guard),
+        (torch, "compile", _compile),
+    )
     with ExitStack() as stack:
-        for module in (dist, distributed_c10d):
-            stack.enter_context(_replaced(module, "init_process_group", _init_process_group))
-            for name, stand_in in STAND_INS.items():
-                stack.enter_context(_replaced(module, name, stand_in))
-        stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
-        for name, stand_in in (
-            ("_new_group_with_tag", _new_group),
-            ("_new_process_group_helper", _new_process_group),
-            ("_get_default_group", _get_default_group),
-        ):
-            stack.enter_context(_replaced(distributed_c10d, name, stand_in))
-        stack.enter_context(_replaced(builtins, "__import__", _import))
-        stack.enter_context(_replaced(threading.Thread, "start", _start_thread))
-        stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
-        for module in (torch.autograd, torch.autograd.graph):
-            stack.enter_context(_replaced(module, "_engine_run_backward", _run_backward))
-        stack.enter_context(_replaced(torch._C, "_ForceDispatchKeyGuard", _dispatch_key_guard))
-        stack.enter_context(_replaced(torch, "compile", _compile))
+        for owner, name, stand_in in stand_ins:
+            stack.enter_context(_replaced(owner, name, stand_in))
+        for module in both:
+            for name, wrap in STAND_INS.items():
+                stack.enter_context(replaced(module, name, wrap(getattr(module, name))))
         isolate(True)
         try:
             yield
@@ -141,13 +113,25 @@ def thread_worlds() -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, replace: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module or a class inside a ``with`` block."""
     before = getattr(owner, name)
-    setattr(owner, name, replace(before))
+    setattr(owner, name, value)
     try:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def _replaced(owner: Any, name: str, stand_in: Callable[..., Any]) -> Any:
+    """Replace a function by `stand_in`, whose first argument is the function as it was."""
+    before = getattr(owner, name)
+
+    @functools.wraps(before)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return stand_in(before, *args, **kwargs)
+
+    return replaced(owner, name, function)
 
 
 @contextmanager
@@ -160,7 +144,7 @@ def no_profiler() -> Iterator[None]:
             (profiler, "_prepare_profiler", "_run_on_profiler_start", "_disable_profiler"),
         ):
             for name in names:
-                stack.enter_context(_replaced(owner, name, lambda _: _refuse_profiler))
+                stack.enter_context(replaced(owner, name, _refuse_profiler))
         yield
 
 
@@ -172,121 +156,89 @@ def _refuse_profiler(*_: Any, **__: Any) -> None:
     )
 
 
-def _init_process_group(before: Any) -> Any:
-    """Wrap ``init_process_group``: on a rank it does nothing, or rejoins a world that it left."""
-
-    @functools.wraps(before)
-    def init_process_group(
-        backend: str | None = None,
-        init_method: str | None = None,
-        timeout: Any = None,
-        world_size: int = -1,
-        rank: int = -1,
-        *more: Any,
-        **named: Any,
-    ) -> None:
-        context = _local.context
-        if context is None or backend == BACKEND:
-            before(backend, init_method, timeout, world_size, rank, *more, **named)
-            return
-        refuse_other_numbers(rank, world_size, context.rank, context.world_size)
-        if not dist.is_initialized():
-            _initialize(context)
-
-    return init_process_group
+# These functions stand in for PyTorch's or Python's own, which each gets as `before`.
 
 
-def _new_group(before: Any) -> Any:
-    """Wrap ``_new_group_with_tag``: a rank's groups are simulated, whatever backend it asks for.
+def _init_process_group(
+    before: Any,
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Any = None,
+    world_size: int = -1,
+    rank: int = -1,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """On a rank, do nothing, or rejoin a world that the rank has left."""
+    context = _local.context
+    if context is None or backend == BACKEND:
+        before(backend, init_method, timeout, world_size, rank, *args, **kwargs)
+        return
+    refuse_other_numbers(rank, world_size, context.rank, context.world_size)
+    if not dist.is_initialized():
+        _initialize(context)
+
+
+def _new_group(
+    before: Any,
+    ranks: Any = None,
+    timeout: Any = None,
+    backend: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Make a simulated group on a rank, whatever backend it asks for.
 
     Releases up to 2.8 would make a real group of gloo if it is asked for by name.
     """
-
-    @functools.wraps(before)
-    def new_group(
-        ranks: Any = None, timeout: Any = None, backend: Any = None, *more: Any, **named: Any
-    ) -> Any:
-        asked = backend if _local.context is None else None
-        return before(ranks, timeout, asked, *more, **named)
-
-    return new_group
+    requested_backend = backend if _local.context is None else None
+    return before(ranks, timeout, requested_backend, *args, **kwargs)
 
 
-def _new_process_group(before: Any) -> Any:
-    """Wrap what makes a group: releases up to 2.12 do not ask the first group to make others.
+def _new_process_group(
+    before: Any, size: int, rank: int, ranks: Any, backend: Any, store: Any, name: str,
+    *args: Any, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Let the ranks meet for a new group: releases up to 2.12 do not let them.
 
-    There the ranks have not met for the new group, and one that does not make it went unnoticed.
+    There, a rank that does not make the group went unnoticed.
     """
-
-    @functools.wraps(before)
-    def new_process_group(
-        size: int,
-        rank: int,
-        ranks: Any,
-        backend: Any,
-        store: Any,
-        name: str,
-        *more: Any,
-        **named: Any,
-    ) -> Any:
-        if _local.context is not None and ranks:
-            distributed_c10d._get_default_group().meet(tuple(ranks), name)  # type: ignore[attr-defined]
-        return before(size, rank, ranks, backend, store, name, *more, **named)
-
-    return new_process_group
+    if _local.context is not None and ranks:
+        distributed_c10d._get_default_group().meet(tuple(ranks), name)  # type: ignore[attr-defined]
+    return before(size, rank, ranks, backend, store, name, *args, **kwargs)
 
 
-def _rendezvous(before: Any) -> Any:
-    """Wrap ``rendezvous`` so that ranks cannot call it; in PyTorch only ``rpc`` still uses it."""
-
-    @functools.wraps(before)
-    def rendezvous(*args: Any, **kwargs: Any) -> Any:
-        if _local.context is None:
-            return before(*args, **kwargs)
-        raise RuntimeError(
-            "torch.distributed.rpc needs a process for each rank, but simulated ranks are threads "
-            'of one process: use Ranks(…, on="cpu")'
-        )
-
-    return rendezvous
+def _rendezvous(before: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuse what on a rank cannot work; in PyTorch only ``rpc`` still uses it."""
+    if _local.context is None:
+        return before(*args, **kwargs)
+    raise RuntimeError(
+        "torch.distributed.rpc needs a process for each rank, but simulated ranks are threads "
+        'of one process: use Ranks(…, on="cpu")'
+    )
 
 
-def _import(before: Any) -> Any:
-    """Wrap ``import``: a rank notes libraries that keep the rank, also if they are loaded already.
+def _import(before: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Note libraries that keep the rank when a rank imports them, also if they are loaded already.
 
     All ranks share their classes and modules, and so the rank that they keep.
     """
-
-    @functools.wraps(before)
-    def import_module(name: str, *args: Any, **kwargs: Any) -> Any:
-        module = before(name, *args, **kwargs)
-        if _local.context is not None:
-            _local.context.libraries |= _KEEP_THE_RANK & {name.partition(".")[0]}
-        return module
-
-    return import_module
+    module = before(name, *args, **kwargs)
+    if _local.context is not None:
+        _local.context.libraries |= _KEEP_THE_RANK & {name.partition(".")[0]}
+    return module
 
 
-def _start_thread(before: Any) -> Any:
-    """Wrap ``Thread.start``: a new thread remembers which rank has started it."""
-
-    @functools.wraps(before)
-    def start(self: Any) -> None:
-        self._started_by = _local.context
-        before(self)
-
-    return start
+def _start_thread(before: Any, thread: Any) -> None:
+    """Let a new thread remember which rank has started it."""
+    thread._started_by = _local.context
+    before(thread)
 
 
 def _get_default_group(before: Any) -> Any:
-    """Wrap ``_get_default_group``: raise a clear error on a thread that a rank has started."""
-
-    @functools.wraps(before)
-    def get_default_group() -> Any:
-        _refuse_stray_thread()
-        return before()
-
-    return get_default_group
+    """Raise a clear error on a thread that a rank has started."""
+    _refuse_stray_thread()
+    return before()
 
 
 def _refuse_stray_thread() -> None:
@@ -309,23 +261,53 @@ def stray_thread(rank: int) -> str:
     )
 
 
-def _wait_for_future(before: Any) -> Any:
-    """Wrap ``Future.wait``: a rank lets other ranks run until the future is done.
+def _wait_for_future(before: Any, future: Any) -> Any:
+    """On a rank, let other ranks run until a future is done.
 
     In C++, PyTorch combines the ranks' futures into plain ones (``torch.futures.collect_all``, the
     reducer). These end when the rank's works do, but their own wait would let no other rank run.
     """
-
-    def wait(self: Any) -> Any:
-        context = _local.context
-        if context is not None and not self.done():
-            context.works.finish_until(self.done)
-        return before(self)
-
-    return wait
+    context = _local.context
+    if context is not None and not future.done():
+        context.works.finish_until(future.done)
+    return before(future)
 
 
-def join_world(context: RankContext, world: World | None = None) -> None:
+def _run_backward(before: Any, *args: Any, **kwargs: Any) -> Any:
+    """After autograd's backward, watch the rank's handles again."""
+    try:
+        return before(*args, **kwargs)
+    finally:
+        if _local.context is not None:
+            _local.context.handles.resume()
+
+
+def _compile(before: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compile for a rank alone: ranks share code, but compiled code has a rank's number inside.
+
+    Releases before 2.13 cannot keep it apart. There, only functions of cells are a rank's own.
+    """
+    if _local.context is not None:
+        if torch._C._len_torch_dispatch_stack():  # as operators are counted, each one must run
+            kwargs["disable"] = True
+        if "isolate_recompiles" in signature(before).parameters:
+            kwargs.setdefault("isolate_recompiles", True)
+    return before(*args, **kwargs)
+
+
+@contextmanager
+def _dispatch_key_guard(before: Any, *keys: Any) -> Iterator[None]:
+    """After compiled code, around which this guard stands, watch the rank's handles again."""
+    try:
+        with before(*keys):
+            yield
+    finally:
+        # While the compiler traces, PyTorch itself puts the modes back.
+        if _local.context is not None and TracingContext.try_get() is None:
+            _local.context.handles.resume()
+
+
+def join_world(context: Any, world: World | None = None) -> None:
     """Make this thread a rank; `world` has its groups from earlier calls, if there are any."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "meta"])
@@ -338,7 +320,7 @@ def join_world(context: RankContext, world: World | None = None) -> None:
         _initialize(context)
 
 
-def _initialize(context: RankContext) -> None:
+def _initialize(context: Any) -> None:
     """Make the rank's default group, whose store is the rank's own.
 
     No other rank can set a key there, so a wait for one ends at once, with an error.
@@ -361,67 +343,20 @@ def is_known(group: Any) -> bool:
 
 
 class _Local(threading.local):
-    context: RankContext | None = None
+    context: Any = None
+    """The rank that this thread is: a `SimulatedRank`."""
     world: World | None = None
 
 
 _local = _Local()
 
 
-def _run_backward(before: Any) -> Any:
-    """Wrap autograd's backward: after it, the rank's handles are watched again."""
-
-    @functools.wraps(before)
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return before(*args, **kwargs)
-        finally:
-            if _local.context is not None:
-                _local.context.handles.resume()
-
-    return run_backward
-
-
-def _compile(before: Any) -> Any:
-    """Wrap ``torch.compile``: ranks share code, but compiled code has a rank's number inside.
-
-    Releases before 2.13 cannot keep it apart. There, only functions of cells are a rank's own.
-    """
-
-    @functools.wraps(before)
-    def compile(*args: Any, **named: Any) -> Any:
-        if _local.context is not None:
-            if torch._C._len_torch_dispatch_stack():  # as operators are counted, each one must run
-                named["disable"] = True
-            if "isolate_recompiles" in signature(before).parameters:
-                named.setdefault("isolate_recompiles", True)
-        return before(*args, **named)
-
-    return compile
-
-
-def _dispatch_key_guard(before: Any) -> Any:
-    """Wrap the guard around compiled code: after it, the rank's handles are watched again."""
-
-    @contextmanager
-    def guard(*keys: Any) -> Iterator[None]:
-        try:
-            with before(*keys):
-                yield
-        finally:
-            # While the compiler traces, PyTorch itself puts the modes back.
-            if _local.context is not None and TracingContext.try_get() is None:
-                _local.context.handles.resume()
-
-    return guard
-
-
-def current() -> RankContext | None:
+def current() -> Any:
     """Return the rank of this thread; ``None`` if this thread is not a rank."""
     return _local.context
 
 
-def here() -> RankContext:
+def here() -> Any:
     """Return the rank of this thread.
 
     Raises:

@@ -22,62 +22,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.costs.transfer import Round, Transfer
+from course_lib.ranks.costs.transfer import Round
 
 
-def start_collective(
-    kind: str,
-    network: Network,
-    links: Links,
-    members: Sequence[int],
-    sizes: Sequence[Sequence[int]],
-    root: int,
-    itemsize: int,
-) -> Transfer:
-    """Return the messages of a collective, before any of them is sent.
+def rounds_of(
+    kind: str, network: Network, sizes: Sequence[Sequence[int]], root: int, itemsize: int
+) -> Iterable[Round]:
+    """Return the messages of a collective, round by round.
 
     Args:
         kind: for example ``"all_reduce"``.
         network: only its choice of algorithms matters.
-        links: the links that the messages occupy.
-        members: the members of the group, as ranks of the group of all ranks.
         sizes: per member, the bytes of each of the tensors that it puts in.
         root: root of a rooted collective, as a rank of the group.
         itemsize: bytes of one element; pieces are cut between elements.
 
     """
-    k = len(members)
-    rounds = _rounds(kind, network, k, sizes, root, itemsize) if k > 1 else ()
-    return Transfer(links, members, rounds)
-
-
-@functools.lru_cache(maxsize=1024)
-def collective_time(
-    kind: str, network: Network, k: int, nbytes: int, root: int = 0, itemsize: int = 1
-) -> float:
-    """Return the seconds until the last of `k` ranks is done.
-
-    All ranks are ready at once, and the network is idle.
-
-    Args:
-        kind: for example ``"all_reduce"``.
-        network: the costs of messages, and the choice of algorithms.
-        k: number of ranks that take part.
-        nbytes: n, the bytes that one rank puts in, or gets in a scatter.
-        root: root of a rooted collective.
-        itemsize: bytes of one element.
-
-    """
-    sizes = _sizes(kind, k, nbytes, root, itemsize)
-    free = Links(network, k)
-    transfer = start_collective(kind, network, free, range(k), sizes, root, itemsize)
-    for member in range(k):
-        transfer.enter(member, 0.0)
-    while transfer.advance():
-        pass
-    return max(transfer.times)
+    k = len(sizes)
+    return COSTS[kind](_Request(network, k, sizes, root, itemsize)) if k > 1 else ()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -100,11 +63,8 @@ def collective_bytes(
 
     """
     sent = [0] * k
-    if k == 1:
-        return (0,)
-    for messages in _rounds(
-        kind, network, k, _sizes(kind, k, nbytes, root, itemsize), root, itemsize
-    ):
+    sizes = _sizes(kind, k, nbytes, root, itemsize)
+    for messages in rounds_of(kind, network, sizes, root, itemsize):
         for source, _, size in messages:
             sent[source] += size
     return tuple(sent)
@@ -119,8 +79,8 @@ def _sizes(kind: str, k: int, nbytes: int, root: int, itemsize: int) -> list[lis
     return [[nbytes]] * k
 
 
-class _Asked(NamedTuple):
-    """The arguments of a function in `COSTS`; see `start_collective`."""
+class _Request(NamedTuple):
+    """The arguments of a function in `COSTS`; see `rounds_of`."""
 
     network: Network
     k: int
@@ -129,26 +89,18 @@ class _Asked(NamedTuple):
     item: int
 
 
-def _rounds(
-    kind: str, network: Network, k: int, sizes: Sequence[Sequence[int]], root: int, item: int
-) -> Iterable[Round]:
-    if kind not in COSTS:
-        raise NotImplementedError(f"the time of {kind} is not known: no formula for it is in COSTS")
-    return COSTS[kind](_Asked(network, k, sizes, root, item))
-
-
-def _all_reduce(asked: _Asked) -> Iterable[Round]:
-    k, n, algorithm = asked.k, sum(asked.sizes[0]), asked.network.all_reduce
+def _all_reduce(request: _Request) -> Iterable[Round]:
+    k, n, algorithm = request.k, sum(request.sizes[0]), request.network.all_reduce
     if algorithm == "ring":
-        pieces = split_bytes(n, k, asked.item)
+        pieces = split_bytes(n, k, request.item)
         return [*ring(k, pieces, 0), *ring(k, pieces, 1)]
     if algorithm == "halving-doubling":
-        return halving_doubling(k, n, asked.item)
+        return halving_doubling(k, n, request.item)
     if algorithm == "central":
-        others = range(1, k)
-        return [[(r, 0, n) for r in others], [(0, r, n) for r in others]]
+        leaves = range(1, k)
+        return [[(r, 0, n) for r in leaves], [(0, r, n) for r in leaves]]
     if algorithm == "direct":
-        pieces = split_bytes(n, k, asked.item)
+        pieces = split_bytes(n, k, request.item)
         apart = range(1, k)
         return [
             [(r, (r + s) % k, pieces[(r + s) % k]) for s in apart for r in range(k)],
@@ -159,40 +111,42 @@ def _all_reduce(asked: _Asked) -> Iterable[Round]:
     return [*tree_up(k, n, 0), *tree_down(k, n, 0)]
 
 
-def _all_gather(asked: _Asked) -> Iterable[Round]:
-    return ring(asked.k, [sum(size) for size in asked.sizes], 0)
+def _all_gather(request: _Request) -> Iterable[Round]:
+    return ring(request.k, [sum(size) for size in request.sizes], 0)
 
 
-def _reduce_scatter(asked: _Asked) -> Iterable[Round]:
-    k, first = asked.k, asked.sizes[0]
-    return ring(k, first if len(first) == k else split_bytes(sum(first), k, asked.item), -1)
+def _reduce_scatter(request: _Request) -> Iterable[Round]:
+    k, first = request.k, request.sizes[0]
+    return ring(k, first if len(first) == k else split_bytes(sum(first), k, request.item), -1)
 
 
-def _gather(asked: _Asked) -> Iterable[Round]:
-    k, root, sizes = asked.k, asked.root, asked.sizes
+def _gather(request: _Request) -> Iterable[Round]:
+    k, root, sizes = request.k, request.root, request.sizes
     return [[(r, root, sum(sizes[r])) for r in range(k) if r != root]]
 
 
-def _scatter(asked: _Asked) -> Iterable[Round]:
-    k, root, sizes = asked.k, asked.root, asked.sizes
+def _scatter(request: _Request) -> Iterable[Round]:
+    k, root, sizes = request.k, request.root, request.sizes
     return [[(root, r, sizes[root][r]) for r in range(k) if r != root]]
 
 
-def _all_to_all(asked: _Asked) -> Iterable[Round]:
+def _all_to_all(request: _Request) -> Iterable[Round]:
     # In step s each rank sends to its s-th neighbour, so each rank gets only one message at a time.
-    k, sizes = asked.k, asked.sizes
+    k, sizes = request.k, request.sizes
     return [[(r, (r + s) % k, sizes[r][(r + s) % k]) for r in range(k)] for s in range(1, k)]
 
 
-def _barrier(asked: _Asked) -> Iterable[Round]:
-    k = asked.k
+def _barrier(request: _Request) -> Iterable[Round]:
+    k = request.k
     return [[(r, (r + s) % k, 0) for r in range(k)] for s in _powers(k)]
 
 
-COSTS: dict[str, Callable[[_Asked], Iterable[Round]]] = {
+COSTS: dict[str, Callable[[_Request], Iterable[Round]]] = {
     "all_reduce": _all_reduce,
-    "broadcast": lambda asked: tree_down(asked.k, sum(asked.sizes[asked.root]), asked.root),
-    "reduce": lambda asked: tree_up(asked.k, sum(asked.sizes[0]), asked.root),
+    "broadcast": lambda request: tree_down(
+        request.k, sum(request.sizes[request.root]), request.root
+    ),
+    "reduce": lambda request: tree_up(request.k, sum(request.sizes[0]), request.root),
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "gather": _gather,
@@ -205,8 +159,8 @@ COSTS: dict[str, Callable[[_Asked], Iterable[Round]]] = {
 
 def split_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:
     """Return the bytes of `parts` pieces that differ by at most one element, longer ones first."""
-    length, rest = divmod(nbytes // max(1, itemsize), parts)
-    return [(length + (i < rest)) * itemsize for i in range(parts)]
+    length, remainder = divmod(nbytes // max(1, itemsize), parts)
+    return [(length + (i < remainder)) * itemsize for i in range(parts)]
 
 
 def _powers(k: int) -> list[int]:

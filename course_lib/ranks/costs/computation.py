@@ -1,10 +1,9 @@
-"""The cost of computation on a simulated rank: declared, counted or measured.
+"""The cost of computation on a simulated rank: declared, or counted.
 
 - declared: only calls of `compute` cost time.
-- counted: every operator costs the time of its floating-point operations, and of its memory
-  traffic, on the `Device`. Backward counts layer by layer, so a gradient bucket is sent when its
-  last gradient is ready.
-- measured: the CPU time of the rank. Only one rank runs at a time.
+- counted, with a `Device`: every operator, too, costs the time of its floating-point operations and
+  of its memory traffic on the device. Backward counts layer by layer, so a gradient bucket is sent
+  when its last gradient is ready.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from course_lib.ranks.costs.network import Device
 
 
 class _Local(threading.local):
-    compute: Callable[[float, float], None] | None = None
+    compute: Callable[[float], None] | None = None
     clock: Callable[[], float] | None = None
     ask: Callable[[Any], Any] | None = None
 
@@ -32,25 +31,19 @@ class _Local(threading.local):
 _local = _Local()
 
 
-def compute(seconds: float = 0.0, *, flops: float = 0.0) -> None:
-    """Declare that this rank computes for `seconds`, or for `flops` floating-point operations.
+def compute(seconds: float) -> None:
+    """Declare that this rank computes for `seconds`.
 
-    On a simulated rank the virtual clock advances, without real waiting. Elsewhere the rank sleeps
-    for `seconds`, so that the same function shows the same timeline. There, `flops` has no meaning.
+    On a simulated rank the virtual clock advances, without real waiting. Elsewhere the rank sleeps,
+    so that the same function shows the same timeline.
 
     Raises:
-        ValueError: an amount is negative, or `flops` is given without a `Device` that defines
-            their time.
+        ValueError: the time is negative.
 
     """
-    if not (0 <= seconds < math.inf and 0 <= flops < math.inf):
-        raise ValueError(f"compute needs seconds and flops of 0 or more, got {seconds=}, {flops=}")
-    if _local.compute is not None:
-        _local.compute(seconds, flops)
-    elif flops:
-        raise ValueError("compute(flops=…) needs simulated ranks: Ranks(…, on='simulated')")
-    else:
-        time.sleep(seconds)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"compute needs seconds of 0 or more, got {seconds=}")
+    (_local.compute or time.sleep)(seconds)
 
 
 def clock() -> float:
@@ -72,7 +65,7 @@ def examiner() -> Callable[[Any], Any] | None:
 
 
 def enter_rank(
-    spend: Callable[[float, float], None],
+    spend: Callable[[float], None],
     now: Callable[[], float],
     ask: Callable[[Any], Any] | None = None,
 ) -> None:

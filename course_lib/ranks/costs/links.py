@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from course_lib._message_time import delay, occupancy
 from course_lib.ranks.costs.network import Network, Port, Route
 
 
@@ -30,24 +31,14 @@ class Links:
         the message gets to this port:
 
             start   = max(ready, free[port] - begins[port])   over the ports
-            left    = start + o + n/β
-            arrival = start + o + α + n/β + o
+            left    = start + (o + n/β)
+            arrival = left + (α + o)
         """
-        ports, latency, bandwidth, overhead = self._routes.get((source, target)) or self._route(
-            source, target
-        )
-        busy = nbytes / bandwidth
-        free = self._free
-        start = ready
-        for port, begins, _ in ports:
-            until = free.get(port, 0.0) - begins
-            if until > start:
-                start = until
-        passed = start + busy
-        for port, _, ends in ports:
-            free[port] = passed + ends
-        left = passed + overhead
-        return left, left + latency + overhead
+        route = self._route(source, target)
+        left = self.free_from(source, target, ready) + occupancy(nbytes, route)
+        for port, _, ends in route.ports:
+            self._free[port] = left + ends
+        return left, left + delay(route)
 
     def _route(self, source: int, target: int) -> Route:
         route = self._routes.get((source, target))

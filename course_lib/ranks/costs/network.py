@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal, NamedTuple, get_args
 
+from course_lib._message_time import delay, message_time
+
 AllReduceAlgorithm = Literal["ring", "tree", "central", "halving-doubling", "direct", "one-shot"]
 
 Port = tuple[str, int]
@@ -40,8 +42,8 @@ class Route(NamedTuple):
     """The route of a message."""
 
     ports: tuple[tuple[Port, float, float], ...]
-    """(port, begins, ends) for each port, in seconds. The message occupies the port from its start
-    plus ``begins`` until its start plus the time of its bytes plus ``ends``."""
+    """(port, begins, ends) for each port, in seconds. The message occupies the port from ``begins``
+    after its start until ``ends`` after it has left its sender."""
     latency: float
     bandwidth: float
     overhead: float
@@ -81,10 +83,10 @@ class Network:
     all_reduce: AllReduceAlgorithm = "ring"
 
     def __post_init__(self) -> None:
-        for name, least in (("latency", "0 seconds"), ("overhead", "0 seconds per message")):
+        for name, minimum in (("latency", "0 seconds"), ("overhead", "0 seconds per message")):
             value = getattr(self, name)
             if not (_is_number(value) and 0 <= value < math.inf):
-                raise ValueError(f"{name} must be {least} or more, got {value!r}")
+                raise ValueError(f"{name} must be {minimum} or more, got {value!r}")
         if not (_is_number(self.bandwidth) and self.bandwidth > 0):
             raise ValueError(f"bandwidth must be above 0 bytes per second, got {self.bandwidth!r}")
         if not math.isfinite(_LONGEST / self.bandwidth):
@@ -105,18 +107,18 @@ class Network:
                 'topology="ring" cannot join nodes: a switch always joins them. For a ring inside '
                 'each node, write inside=Network(…, topology="ring")'
             )
-        for name, known in (
+        for name, choices in (
             ("topology", ("switch", "ring")),
             ("all_reduce", get_args(AllReduceAlgorithm)),
         ):
-            if getattr(self, name) not in known:
+            if getattr(self, name) not in choices:
                 raise ValueError(
-                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
                 )
 
     def time(self, nbytes: int) -> float:
         """Return o + α + n/β + o, the seconds of one message of `nbytes` on a free link."""
-        return 2 * self.overhead + self.latency + nbytes / self.bandwidth
+        return message_time(nbytes, self)
 
     def route(self, source: int, target: int, world_size: int) -> Route:
         """Return the route from rank `source` to rank `target`."""
@@ -135,24 +137,23 @@ class Network:
                 return self._over(shared, (0.0, self.latency), source, target)
         if self.topology == "ring":
             return self._around_ring(source, target, world_size)
-        o, there = self.overhead, self.overhead + self.latency
         # A rank's port is also busy during the rank's overhead: no other message can pass then.
-        ports = ((("out", source), 0.0, o), (("in", target), there, there + o))
-        return Route(ports, self.latency, self.bandwidth, o)
+        ports = ((("out", source), 0.0, 0.0), (("in", target), delay(self), delay(self)))
+        return Route(ports, self.latency, self.bandwidth, self.overhead)
 
     def _over(
         self, shared: Sequence[Port], delays: Sequence[float], source: int, target: int
     ) -> Route:
         """Return the route over ports that ranks share. No rank's overhead occupies these ports."""
-        o = self.overhead
-        ports = tuple(
-            (port, o + delay, o + delay) for port, delay in zip(shared, delays, strict=True)
-        )
         latency = self.latency if self.topology == "switch" else len(shared) * self.latency
-        if o:
-            there = o + latency
-            ports = ((("sends", source), 0.0, o), *ports, (("receives", target), there, there + o))
-        return Route(ports, latency, self.bandwidth, o)
+        route = Route((), latency, self.bandwidth, self.overhead)
+        ports = tuple(
+            (port, self.overhead + gap, gap) for port, gap in zip(shared, delays, strict=True)
+        )
+        if self.overhead:
+            sends, receives = ("sends", source), ("receives", target)
+            ports = ((sends, 0.0, 0.0), *ports, (receives, delay(route), delay(route)))
+        return route._replace(ports=ports)
 
     def _around_ring(self, source: int, target: int, world_size: int) -> Route:
         right = (target - source) % world_size

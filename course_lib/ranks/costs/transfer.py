@@ -60,8 +60,8 @@ class Transfer:
 
     def next_start(self) -> float | None:
         """Return the time of the next start; ``None`` if another member must enter first."""
-        known = [self.times[member] for member in self._waiting]
-        return min([*known, *(start for start, _, _ in self._ready[:1])], default=None)
+        entry_times = [self.times[member] for member in self._waiting]
+        return min([*entry_times, *(start for start, _, _ in self._ready[:1])], default=None)
 
     def advance(self, until: float = math.inf) -> list[int]:
         """Send what is ready before `until`; return the members that are done.
@@ -76,11 +76,11 @@ class Transfer:
         while ready and ready[0][0] < until:
             # Messages that can start together start in the order of their rounds. In the order in
             # which members come, messages of a direct exchange would collide.
-            start, asked, number = heapq.heappop(ready)
+            start, ready_time, number = heapq.heappop(ready)
             source, target, nbytes = self._messages[number][0]
             free = links.free_from(members[source], members[target], start)
             if free > start:
-                heapq.heappush(ready, (free, asked, number))
+                heapq.heappush(ready, (free, ready_time, number))
                 continue
             left, arrival = links.send(members[source], members[target], nbytes, start)
             self._sent(number, left, arrival)
@@ -112,12 +112,12 @@ class Transfer:
             messages = next(self._rounds, None)
             if messages is None:
                 return None
-            here: defaultdict[int, list[int]] = defaultdict(list)
+            numbers_by_member: defaultdict[int, list[int]] = defaultdict(list)
             for number, (source, target, _) in enumerate(messages, len(self._messages)):
-                here[source].append(number)
-                here[target].append(number)
+                numbers_by_member[source].append(number)
+                numbers_by_member[target].append(number)
             self._messages += [(message, len(self._made)) for message in messages]
-            self._made.append(here)
+            self._made.append(numbers_by_member)
         return self._made[at]
 
     def _sent(self, number: int, left: float, arrival: float) -> None:

@@ -180,8 +180,8 @@ def format_states(states: Sequence[RankState]) -> str:
         return ""
     same: dict[object, list[RankState]] = {}
     for state in states:
-        few = len(states) <= _ROWS
-        same.setdefault(state.rank if few else (state.doing, state.where), []).append(state)
+        own_rows = len(states) <= _ROWS
+        same.setdefault(state.rank if own_rows else (state.doing, state.where), []).append(state)
     if len(same) > _MANY_ROWS:  # each waits for another rank: what they do differs only in numbers
         same = {}
         for state in states:

@@ -110,11 +110,11 @@ def _without_libraries(
     shown: list[str] = []
     for number, (installed, run) in enumerate(runs):
         if installed and number > 0 and len(run) > _CALLS_SHOWN:
-            kept = run[-1:] if number == len(runs) - 1 else []
-            hidden = run[: len(run) - len(kept)]
+            visible = run[-1:] if number == len(runs) - 1 else []
+            hidden = run[: len(run) - len(visible)]
             packages = ", ".join(dict.fromkeys(package_of(frame.filename) for frame in hidden))
             shown.append(f"  … {counted(len(hidden), 'call')} inside {packages}\n")
-            run = kept
+            run = visible
         shown += traceback.format_list(run)
     if (left_out := len(shown) - 2 * _ENDS) > 0:
         shown[_ENDS:-_ENDS] = [f"  … {counted(left_out, 'more line')} of the traceback\n"]
@@ -138,13 +138,13 @@ def rank_error(
     failure = failures[first]
     same = [r for r in sorted(failures) if _alike(failures[r], failure)]
     # The message of a SyntaxError already names its line.
-    where = f"  ({failure.where})" if failure.where and failure.kind != "SyntaxError" else ""
+    location = f"  ({failure.where})" if failure.where and failure.kind != "SyntaxError" else ""
     message = _first_line(failure.message)
     if message:
         all_say_it = all(failures[r].message == failure.message for r in same)
         message = f"{'' if all_say_it else f', on rank {first}'}: {message}"
     error = RankError(
-        f"{names(same)} raised {failure.kind}{message}{where}",
+        f"{names(same)} raised {failure.kind}{message}{location}",
         [
             RankState(r, f"raised {failures[r].kind}", failures[r].where)
             if r in failures
@@ -161,13 +161,13 @@ def rank_error(
     return error
 
 
-def _alike(one: Failure, other: Failure) -> bool:
+def _alike(first: Failure, other: Failure) -> bool:
     """Return whether two ranks failed in the same way, except for numbers such as the rank."""
 
     def without_numbers(failure: Failure) -> tuple[str, str, str]:
         return failure.kind, failure.where, re.sub(r"\d+", "#", failure.message)
 
-    return without_numbers(one) == without_numbers(other)
+    return without_numbers(first) == without_numbers(other)
 
 
 def _first_line(message: str) -> str:
@@ -176,7 +176,7 @@ def _first_line(message: str) -> str:
     return line if len(line) <= _HEADING else line[: line.rfind(" ", 0, _HEADING)] + " …"
 
 
-def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTimeout:
+def timed_out(activity: str, timeout: float, states: Sequence[RankState]) -> RankTimeout:
     """Return the error for a call that exceeded its time limit."""
     busy = [state.rank for state in states if state.running]
     hint = ""
@@ -186,8 +186,8 @@ def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTim
             "look for a loop that does not end"
         )
         # A student cannot change the time limit of a check's case.
-        hint += ", or give more time with Ranks(…, timeout=seconds)." if what == "call" else "."
-    return RankTimeout(f"The {what} took longer than its limit of {timeout:g} s.", states, hint)
+        hint += ", or give more time with Ranks(…, timeout=seconds)." if activity == "call" else "."
+    return RankTimeout(f"The {activity} took longer than its limit of {timeout:g} s.", states, hint)
 
 
 def closed_meanwhile(states: Sequence[RankState]) -> RanksError:
@@ -195,9 +195,9 @@ def closed_meanwhile(states: Sequence[RankState]) -> RanksError:
     return RanksError("Another thread closed the ranks while they ran this call.", states)
 
 
-def interrupted(states: Sequence[RankState], *, kept: bool = False) -> str:
-    """Return the text to print when a person stops a call. `kept`: whether the ranks stay alive."""
-    now = "keep their variables" if kept else "were ended"
+def interrupted(states: Sequence[RankState], *, alive: bool = False) -> str:
+    """Return the text to print when a person stops a call. `alive`: whether the ranks live on."""
+    now = "keep their variables" if alive else "were ended"
     heading = f"Interrupted. The ranks {now}. When you interrupted, they did this:"
     return f"{heading}\n\n{format_states(states)}\n"
 

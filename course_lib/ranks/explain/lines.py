@@ -11,9 +11,10 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import torch
 
@@ -41,21 +42,33 @@ def named(name: str, line: int | None, labels: Mapping[str, str]) -> str:
 _basename = functools.lru_cache(maxsize=4096)(os.path.basename)
 
 
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+Line = TypeVar("Line")
+
+
 def innermost(
-    frames: Iterable[tuple[str, int | None]], labels: Mapping[str, str]
-) -> tuple[str, int | None] | None:
+    frames: Iterable[tuple[str, Line]], labels: Mapping[str, str]
+) -> tuple[str, Line] | None:
     """Return the innermost of `frames` that is the user's own. The innermost frame comes first.
 
-    A frame of a cell is preferred. Then the rank of its file decides: see `_rank_of`. Without any
-    useful frame, return ``None``.
+    Each is the name of a file and what tells the line in it. A frame of a cell is preferred. Then
+    the rank of its file decides: see `_rank_of`. Without any useful frame, return ``None``.
     """
     best, best_rank = None, 0
     for name, line in frames:
-        if name in labels:
+        if name in labels:  # a cell, the usual case in a notebook: no outer frame says more
             return name, line
         rank = _rank_of(name)
         if rank > best_rank:
             best, best_rank = (name, line), rank
+            if rank == _OWN and not labels:
+                break  # without labels, no outer frame can be a cell
     return best
 
 
@@ -83,20 +96,10 @@ def locator(labels: Mapping[str, str]) -> Callable[[], str]:
     """Return a function that names the innermost line of the user's code that is running."""
 
     def locate() -> str:
-        # The same as `innermost`, but it gets the line number, which takes time, of one frame only.
-        frame: FrameType | None = sys._getframe(1)
-        best, best_rank = None, 0
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if name in labels:  # a cell, the usual case in a notebook: no outer frame says more
-                return named(name, frame.f_lineno, labels)
-            rank = _rank_of(name)
-            if rank > best_rank:
-                best, best_rank = frame, rank
-                if rank == _OWN and not labels:
-                    break  # without labels, no outer frame can be a cell
-            frame = frame.f_back
-        return named(best.f_code.co_filename, best.f_lineno, labels) if best else ""
+        # The number of a line takes time, so it is found out for one frame only.
+        frames = ((frame.f_code.co_filename, frame) for frame in frames_from(sys._getframe(1)))
+        best = innermost(frames, labels)
+        return named(best[0], best[1].f_lineno, labels) if best else ""
 
     return locate
 
@@ -110,26 +113,22 @@ def own_lines(labels: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
     With cells, only functions of cells count, else those of files that are not installed. Functions
     without a name and what is around the innermost twenty are left out.
     """
-    frame: FrameType | None = sys._getframe(1)
     lines: dict[str, int] = {}
-    while frame is not None and len(lines) < _MOST:
+    for frame in frames_from(sys._getframe(1)):
         code = frame.f_code
         if code.co_filename in labels if labels else _rank_of(code.co_filename) == _OWN:
             name = code.co_qualname.replace(".<locals>", "")
             if "<" not in name:
                 lines.setdefault(name, frame.f_lineno - code.co_firstlineno + 1)
-        frame = frame.f_back
+        if len(lines) == _MOST:
+            break
     return tuple(reversed(lines.items()))
 
 
 def line_of_thread(thread: int | None, labels: Mapping[str, str]) -> str:
     """Return the innermost line of the user's code that a thread of this process is running."""
-    frame = sys._current_frames().get(thread or 0)
-    frames = []
-    while frame is not None:
-        frames.append((frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back
-    line = innermost(frames, labels)
+    frames = frames_from(sys._current_frames().get(thread or 0))
+    line = innermost(((frame.f_code.co_filename, frame.f_lineno) for frame in frames), labels)
     return named(*line, labels) if line else ""
 
 

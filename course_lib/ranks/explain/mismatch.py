@@ -43,15 +43,15 @@ def unfinished(
         tag = f" with tag {left.tag}" if left.tag else ""
         other = "any rank" if left.peer is None else f"rank {left.peer}"
         at = f" ({left.where})" if left.where else ""
-        what = counted(left.count, "message") + tag
-        them = one_or_many(range(left.count), "it", "them")
+        messages = counted(left.count, "message") + tag
+        pronoun = one_or_many(range(left.count), "it", "them")
         if left.sends:
-            did, never = f"sent {what} to", "received"
+            did, never = f"sent {messages} to", "received"
         else:
-            did, never = f"waits for {what} from", "sent"
-        which = "which" if left.peer is not None else "but no rank"
+            did, never = f"waits for {messages} from", "sent"
+        clause_start = "which" if left.peer is not None else "but no rank"
         never = f"never {never}" if left.peer is not None else never
-        lines.append(f"Rank {left.rank} {did} {other}, {which} {never} {them}{at}.")
+        lines.append(f"Rank {left.rank} {did} {other}, {clause_start} {never} {pronoun}{at}.")
     summary = (
         "Every rank ended, but some communication is not finished."
         if over
@@ -78,8 +78,8 @@ def collective_mismatch(
         if state.rank in entered:
             rows.append(RankState(state.rank, *entered[state.rank]))
         else:
-            there = state.rank in members
-            rows.append(RankState(state.rank, f"has not called this {noun}") if there else state)
+            absent = RankState(state.rank, f"has not called this {noun}")
+            rows.append(absent if state.rank in members else state)
     if splits:
         return MismatchError(f"{splits}.", rows, SPLITS)
     if noun == "new_group":
@@ -130,14 +130,3 @@ def differing(sender: int, sent: tuple[int, str], receiver: int, received: tuple
         f"Rank {sender} sends {counted(sent[0], 'element')} of {sent[1]}, but rank {receiver} "
         f"receives them as {counted(received[0], 'element')} of {received[1]}"
     )
-
-
-def message_mismatch(
-    sender: int,
-    sent: tuple[int, str],
-    receiver: int,
-    received: tuple[int, str],
-    states: Sequence[RankState],
-) -> MismatchError:
-    """Return the error for a send and a receive that differ; each is (elements, dtype)."""
-    return MismatchError(f"{differing(sender, sent, receiver, received)}.", states, PIECES)

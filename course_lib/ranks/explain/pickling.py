@@ -120,7 +120,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def _built_in(kind: type[BaseException]) -> Any:
     """Return the built-in class that an exception class derives from."""
-    return next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
 
 
 def _made_anew(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
@@ -143,12 +143,12 @@ def find_unsendable(name: str, value: Any) -> tuple[str, Any]:
     `value` itself cannot be sent, and messages call it `name`.
     """
     failed = _what_fails(value)
-    seen = [value]
+    visited = [value]
     while value is not failed:
         for inner_name, inner in _parts_of(name, value):
-            if not any(inner is each for each in seen) and _what_fails(inner) is not None:
+            if not any(inner is earlier for earlier in visited) and _what_fails(inner) is not None:
                 name, value = inner_name, inner
-                seen.append(value)
+                visited.append(value)
                 break
         else:
             break
@@ -174,18 +174,18 @@ def _parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield "an argument of functools.partial", value.args
         yield from value.keywords.items()
     elif isinstance(value, types.FunctionType):
-        for each in _names_in(value.__code__):
-            if each in value.__globals__:
-                yield each, value.__globals__[each]
-        for each, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        for variable in _names_in(value.__code__):
+            if variable in value.__globals__:
+                yield variable, value.__globals__[variable]
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with suppress(ValueError):  # the variable has no value yet
-                yield each, cell.cell_contents
+                yield variable, cell.cell_contents
     elif isinstance(value, dict):
-        yield from ((f"{name}[{key!r}]", each) for key, each in value.items())
+        yield from ((f"{name}[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
-        yield from ((f"{name}[{index}]", each) for index, each in enumerate(value))
+        yield from ((f"{name}[{index}]", part) for index, part in enumerate(value))
     elif hasattr(value, "__dict__"):
-        yield from ((f"{name}.{each}", part) for each, part in list(vars(value).items()))
+        yield from ((f"{name}.{key}", part) for key, part in list(vars(value).items()))
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

@@ -91,31 +91,32 @@ def operation_in_words(
     members: Sequence[int] = (),
     world_size: int = 0,
     group_name: str = "",
-    made: str = "",
+    made_at: str = "",
 ) -> str:
     """Return an operation for a report: ``all_reduce #3 (4.0 KiB)``, ``recv from rank 2``.
 
-    `made`: the line on which its group was made, if it is not the default group.
+    `made_at`: the line on which its group was made, if it is not the default group.
     """
     if kind in ("send", "recv"):
         other = "any rank" if peer is None else f"rank {peer}"
-        what = f"{kind} {'to' if kind == 'send' else 'from'} {other}"
-        what += f" with tag {tag}" if tag else ""
+        text = f"{kind} {'to' if kind == 'send' else 'from'} {other}"
+        text += f" with tag {tag}" if tag else ""
     else:
-        what = f"{kind} #{seq}"
-        if group_name or made or len(members) < world_size:
-            whose = [group_name, f"ranks {spans(members)}", f"made at {made}" if made else ""]
-            what += f" of {', '.join(filter(None, whose))}"
-    return what + (f" ({format_bytes(nbytes)})" if nbytes else "")
+        text = f"{kind} #{seq}"
+        if group_name or made_at or len(members) < world_size:
+            origin = f"made at {made_at}" if made_at else ""
+            facts = [group_name, f"ranks {spans(members)}", origin]
+            text += f" of {', '.join(filter(None, facts))}"
+    return text + (f" ({format_bytes(nbytes)})" if nbytes else "")
 
 
 def stuck(waiting: Mapping[int, Waiting], ended: Collection[int]) -> dict[int, Waiting]:
     """Return the waiting ranks that can never go on."""
-    left = {rank for rank, each in waiting.items() if each.awaited}
+    left = {rank for rank, wait in waiting.items() if wait.awaited}
 
-    def moves(each: Waiting) -> bool:
-        lost = (left | set(ended)).intersection(each.awaited)
-        return len(lost) < len(each.awaited) if each.one_is_enough else not lost
+    def moves(wait: Waiting) -> bool:
+        lost = (left | set(ended)).intersection(wait.awaited)
+        return len(lost) < len(wait.awaited) if wait.one_is_enough else not lost
 
     while moving := {rank for rank in left if moves(waiting[rank])}:
         left -= moving
@@ -150,25 +151,26 @@ def deadlock(
 
     """
     cycle = find_cycle(waiting)
-    awaited = {other for each in waiting.values() for other in each.awaited}
+    awaited = {other for wait in waiting.values() for other in wait.awaited}
     ended = sorted(awaited - waiting.keys())
     if cycle or not ended:
         summary = "The ranks wait for one another: none of them can go on."
     else:
         verb = one_or_many(list(waiting), "waits", "wait")
-        who = names(list(waiting))
-        summary = f"{who} {verb} for {names_inside(ended)}, which ended without taking part."
-    why = _explain_cycle(waiting, cycle) if cycle else _explain_ended(waiting)
+        waiters = names(list(waiting))
+        summary = f"{waiters} {verb} for {names_inside(ended)}, which ended without taking part."
+    explanation = _explain_cycle(waiting, cycle) if cycle else _explain_ended(waiting)
     astray = _went_elsewhere([waiting[rank] for rank in cycle or waiting], unmatched)
     kinds = {waiting[rank].kind for rank in cycle} if len(cycle) > 1 and not astray else set()
     if kinds == {"recv"}:
-        why += " All of them receive first, and nobody has sent."
+        explanation += " All of them receive first, and nobody has sent."
     if kinds == {"send"}:
-        why += (
+        explanation += (
             " All of them send first. Let some receive first, or start the send with dist.isend, "
             "receive, and then wait for it."
         )
-    return DeadlockError(summary, states, "\n".join(filter(None, [why, *first_few(astray)])))
+    lines = filter(None, [explanation, *first_few(astray)])
+    return DeadlockError(summary, states, "\n".join(lines))
 
 
 def first_few(lines: Sequence[str]) -> list[str]:
@@ -196,15 +198,15 @@ def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
 def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
     """Return an explanation if the ranks wait in collectives of different groups, else ``""``."""
     groups: dict[Hashable, list[int]] = {}
-    for rank, each in waiting.items():
-        if each.kind not in ("send", "recv", "new_group"):
-            groups.setdefault(each.group, []).append(rank)
+    for rank, wait in waiting.items():
+        if wait.kind not in ("send", "recv", "new_group"):
+            groups.setdefault(wait.group, []).append(rank)
     if len(groups) < 2:
         return ""
-    which = ["one group", *["another"] * (len(groups) - 1)]
+    group_labels = ["one group", *["another"] * (len(groups) - 1)]
     clauses = ", ".join(
         f"{names_inside(ranks)} {one_or_many(ranks, 'waits', 'wait')} in a collective of {group}"
-        for ranks, group in zip(groups.values(), which, strict=True)
+        for ranks, group in zip(groups.values(), group_labels, strict=True)
     )
     return (
         f"{clauses[0].upper()}{clauses[1:]}. Ranks that are in several groups must all call the "
@@ -215,26 +217,26 @@ def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
 def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
     """Return what the ranks need from ranks that have ended, with one line for each reason."""
     lines: dict[tuple[str, str, str], list[int]] = {}
-    for rank, each in waiting.items():
-        ended = [other for other in each.awaited if other not in waiting]
+    for rank, wait in waiting.items():
+        ended = [other for other in wait.awaited if other not in waiting]
         if not ended:
             continue
-        who = names_inside(ended)
-        if each.kind == "new_group":
-            what = f"in dist.new_group, which {who} never called: every rank must call it for every"
-            line = ("is", "are", f"{what} group.")
-        elif each.kind == "recv":
-            line = ("receives", "receive", f"from {who}, which ended without sending.")
-        elif each.kind == "send":
-            line = ("sends", "send", f"to {who}, which ended without receiving.")
+        ended_names = names_inside(ended)
+        if wait.kind == "new_group":
+            reason = f"in dist.new_group, which {ended_names} never called"
+            line = ("is", "are", f"{reason}: every rank must call it for every group.")
+        elif wait.kind == "recv":
+            line = ("receives", "receive", f"from {ended_names}, which ended without sending.")
+        elif wait.kind == "send":
+            line = ("sends", "send", f"to {ended_names}, which ended without receiving.")
         else:
-            call = f"collective #{each.seq} of"
-            what = f"which {who} never called: every rank of the group must call it."
-            line = (f"is in {call} its group,", f"are in {call} their group,", what)
+            call = f"collective #{wait.seq} of"
+            reason = f"which {ended_names} never called: every rank of the group must call it."
+            line = (f"is in {call} its group,", f"are in {call} their group,", reason)
         lines.setdefault(line, []).append(rank)
     return "\n".join(
-        f"{names(ranks)} {one_or_many(ranks, one, many)} {what}"
-        for (one, many, what), ranks in lines.items()
+        f"{names(ranks)} {one_or_many(ranks, singular, plural)} {reason}"
+        for (singular, plural, reason), ranks in lines.items()
     )
 
 
@@ -253,8 +255,8 @@ def _went_elsewhere(waiting: Iterable[Waiting], unmatched: Sequence[Unmatched]) 
                 to = f"{'to' if other.sends else 'from'} rank {other.peer}"
                 lines.append(f"Rank {other.rank} did {did}, but {to}, not rank {waiter.rank}{at}.")
             elif other.tag != waiter.tag:
-                what = f"with tag {other.tag}, not {waiter.tag}"
-                lines.append(f"Rank {other.rank} did {did}, but {what}{at}.")
+                tags = f"with tag {other.tag}, not {waiter.tag}"
+                lines.append(f"Rank {other.rank} did {did}, but {tags}{at}.")
             elif other.group != waiter.group:
                 lines.append(f"Rank {other.rank} did {did}, but in a different group{at}.")
     return list(dict.fromkeys(lines))

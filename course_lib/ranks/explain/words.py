@@ -39,9 +39,9 @@ def in_short(ranks: Sequence[int]) -> str:
     return f"{first}, … ({len(ranks)} ranks)"
 
 
-def one_or_many(ranks: Sequence[int], one: str, many: str) -> str:
-    """Return the form of a verb that agrees with `ranks`: `one` for one rank, else `many`."""
-    return one if len(ranks) == 1 else many
+def one_or_many(ranks: Sequence[int], singular: str, plural: str) -> str:
+    """Return the form of a verb that agrees with `ranks`: `singular` for one, else `plural`."""
+    return singular if len(ranks) == 1 else plural
 
 
 def counted(count: int, noun: str) -> str:

@@ -49,13 +49,13 @@ def run_cell(cell: Cell) -> Bundle | None:
     if "get_ipython" not in variables:
         own_shell = RankShell(variables, _execute)
         variables.update(__name__="__main__", get_ipython=lambda: own_shell)
-    variables.update(given := _given())
+    variables.update(start_values := _given())
     shell: RankShell = variables["get_ipython"]()
     shell.enter(cell.name, cell.lines)
     try:
         value = _execute(cell.source, cell.name, variables, shell)
     finally:
-        _tell_about_bound(given, variables)
+        _tell_about_bound(start_values, variables)
     show_figures()
     if value is None:
         return None
@@ -88,10 +88,10 @@ def _given() -> Namespace:
     return dict(zip(GIVEN, values, strict=True))
 
 
-def _tell_about_bound(given: Namespace, variables: Namespace) -> None:
+def _tell_about_bound(start_values: Namespace, variables: Namespace) -> None:
     """Print which of the given variables a cell has changed: the next cell finds them as before."""
-    now = {name: variables.get(name, value) for name, value in given.items()}
-    bound = [n for n, v in given.items() if type(now[n]) is not type(v) or now[n] != v]
+    now = {name: variables.get(name, value) for name, value in start_values.items()}
+    bound = [n for n, v in start_values.items() if type(now[n]) is not type(v) or now[n] != v]
     if bound:
         print(
             f"This cell has changed {' and '.join(bound)}. In the next cell, each rank "

@@ -20,8 +20,8 @@ def add_hints(error: RanksError, variables: Mapping[str, Any], chosen: Sequence[
     name = error.undefined if isinstance(error, RankError) else ""
     if name in variables and not name.startswith("_"):
         error.add_detail(_missing(name, variables[name]))
-    others = [state.rank for state in error.states if state.rank not in chosen]
-    if isinstance(error, DeadlockError) and others:
+    idle_ranks = [state.rank for state in error.states if state.rank not in chosen]
+    if isinstance(error, DeadlockError) and idle_ranks:
         verb = one_or_many(chosen, "runs", "run")
         error.add_detail(
             f"Only {names_inside(chosen)} {verb} this cell (%%ranks {spans(chosen)}). A "
@@ -42,9 +42,10 @@ def hint_after(result: Any) -> None:
 def _missing(name: str, value: Any) -> str:
     if isinstance(value, ModuleType):
         module = value.__name__
-        how = f"import {module}" + (f" as {name}" if module != name else "")
+        statement = f"import {module}" + (f" as {name}" if module != name else "")
         return (
-            f"{name!r} is imported in the notebook, but not on the ranks. In the cell, write: {how}"
+            f"{name!r} is imported in the notebook, but not on the ranks. In the cell, write: "
+            f"{statement}"
         )
     return (
         f"{name!r} is a variable of the notebook; %%ranks cells have their own variables. "

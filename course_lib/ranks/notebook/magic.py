@@ -26,6 +26,7 @@ from typing import Any
 
 from course_lib.ranks.calls import cell_labels
 from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.explain.lines import frames_from
 from course_lib.ranks.notebook.cells import Cell, compile_cell, run_cell
 from course_lib.ranks.notebook.hints import add_hints, hint_after
 from course_lib.ranks.notebook.options import choose, make_ranks
@@ -50,18 +51,18 @@ class _Magics:
     def line(self, line: str) -> Ranks | None:
         """Make, show or end the notebook's ranks."""
         current = self._current()
-        words = shlex.split(line)
-        if not words:
+        arguments = shlex.split(line)
+        if not arguments:
             if current is None:
                 print("There are no ranks yet. %ranks 4 starts four ranks.")
             return current
         # An invalid line must not end the current ranks, which may hold an hour's work.
-        made = None if words == ["off"] else make_ranks(words)
+        new_ranks = None if arguments == ["off"] else make_ranks(arguments)
         if current is not None:
             current.close()
-        if made is not None:
-            self._shell.user_ns["ranks"] = made
-        return made
+        if new_ranks is not None:
+            self._shell.user_ns["ranks"] = new_ranks
+        return new_ranks
 
     def cell(self, line: str, cell: str) -> None:
         """Run the cell on the ranks."""
@@ -114,16 +115,14 @@ class _Magics:
         own code has a file name, and this file name gives the right number.
         """
         labels = cell_labels()
-        frame = sys._getframe()
-        while frame is not None and frame.f_code.co_filename not in labels:
-            frame = frame.f_back  # type: ignore[assignment]
-        if frame is None:
-            return int(self._shell.execution_count)
-        return int(self._shell.compile._filename_map[frame.f_code.co_filename])
+        for frame in frames_from(sys._getframe()):
+            if (name := frame.f_code.co_filename) in labels:
+                return int(self._shell.compile._filename_map[name])
+        return int(self._shell.execution_count)
 
 
 def _show(shown: Sequence[Any]) -> None:
     """Show what the ranks return. Equal values are shown only once."""
     bundles = ((rank, bundle) for rank, bundle in enumerate(shown) if bundle is not None)
-    for bundle, who in equal_items(bundles):
-        show_bundle(label(who), bundle)
+    for bundle, ranks in equal_items(bundles):
+        show_bundle(label(ranks), bundle)

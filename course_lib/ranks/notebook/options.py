@@ -23,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}. Usage: {USAGE}")
 
 
-def make_ranks(words: list[str]) -> Ranks:
+def make_ranks(arguments: list[str]) -> Ranks:
     """Return the ranks that a line such as ``%ranks 4 --on simulated`` asks for.
 
     Raises:
@@ -33,7 +33,7 @@ def make_ranks(words: list[str]) -> Ranks:
     parser = _Parser("%ranks", add_help=False, allow_abbrev=False)
     parser.add_argument("world_size", type=int)
     parser.add_argument("--on", default="auto", choices=("auto", "cpu", "gpu", "simulated"))
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     try:
         return Ranks(options.world_size, on=options.on)
     except ValueError as error:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from course_lib.ranks.costs.computation import clock, is_simulated
+from course_lib.ranks.trace.timeline import unit_of
 from course_lib.ranks.variables import Namespace
 
 Execute = Callable[[str, str, Namespace, "RankShell"], Any]
@@ -34,7 +35,7 @@ class RankShell:
         self._lines = 0
         self._runner: asyncio.Runner | None = None
         self._magics: dict[str, Callable[[str], Any]] = {
-            "time": lambda line: self._timed(line, self._name),
+            "time": self._timed,
             "matplotlib": lambda _: None,  # figures of ranks appear in the notebook anyway
         }
 
@@ -75,10 +76,10 @@ class RankShell:
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run ``%name line``."""
         if name not in self._magics:
-            known = ", ".join(f"%{each}" for each in self._magics)
+            magics = ", ".join(f"%{magic}" for magic in self._magics)
             raise NameError(
                 f"%{name} does not work on ranks: put %{name} into a cell without %%ranks. "
-                f"On ranks, only these work: {known}"
+                f"On ranks, only these work: {magics}"
             )
         return self._magics[name](line)
 
@@ -87,17 +88,19 @@ class RankShell:
         if name != "time":
             raise NameError(f"%%{name} does not work below %%ranks, only %%time does")
         above = self._lines - len(cell.splitlines())
-        return self._timed("\n" * above + cell, self._name)
+        return self._timed("\n" * above + cell)
 
     # The magics ---------------------------------------------------------------------------------
 
-    def _timed(self, source: str, name: str) -> Any:
+    def _timed(self, source: str) -> Any:
         start = clock()
         try:
-            return self._execute(source, name, self._variables, self)
+            return self._execute(source, self._name, self._variables, self)
         finally:
             kind = "Virtual" if is_simulated() else "Wall"
-            print(f"{kind} time: {_seconds(clock() - start)}")
+            seconds = clock() - start
+            unit, scale = unit_of(seconds)
+            print(f"{kind} time: {seconds * scale:.3g} {unit}")
 
     def _started(self, command: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -118,10 +121,3 @@ class RankShell:
             return str(DollarFormatter().vformat(command, args=[], kwargs=self._variables))
         except Exception:  # the braces are not for our variables: ${HOME}, awk '{print $1}'
             return command
-
-
-def _seconds(value: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if value * scale >= 1:
-            return f"{value * scale:.3g} {unit}"
-    return f"{value * 1e6:.3g} µs"

@@ -78,8 +78,8 @@ def display(*objects: Any, **options: Any) -> None:
     """Show objects in the notebook, as IPython's ``display`` does."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    for each in objects:
-        bundle = dict(each) if options.get("raw") else render(each)
+    for value in objects:
+        bundle = dict(value) if options.get("raw") else render(value)
         if (send := _threads.send or _send) is not None:
             send(bundle)
 

@@ -91,7 +91,7 @@ class Printer:
             if not ready:
                 return
             if all_there and largest > 1:
-                ready = [each for each in ready if len(each[1]) < largest] or ready[:1]
+                ready = [group for group in ready if len(group[1]) < largest] or ready[:1]
             for item, ranks in ready:
                 for rank in ranks:
                     self._queues[rank].popleft()
@@ -116,29 +116,29 @@ class Printer:
         self._last.clear()
         sys.stdout.flush()
 
-    def _show(self, who: str, item: Item) -> None:
+    def _show(self, rank_label: str, item: Item) -> None:
         self._shown += 1
         if isinstance(item, str):
-            print(f"{who} {item}")
+            print(f"{rank_label} {item}")
         else:
-            show_bundle(who, item)
+            show_bundle(rank_label, item)
 
 
 def _patience(item: Item) -> float:
     return LINE_WINDOW if isinstance(item, str) else max(LINE_WINDOW, DISPLAY_WINDOW)
 
 
-def show_bundle(who: str, bundle: dict[str, Any]) -> None:
+def show_bundle(rank_label: str, bundle: dict[str, Any]) -> None:
     """Display a bundle under a label: rich output in a notebook, else text."""
     plain = str(bundle.get("text/plain", ""))
     if in_notebook() and set(bundle) - {"text/plain"}:
         from IPython.display import display
 
-        print(who)
+        print(rank_label)
         sys.stdout.flush()
         display(bundle, raw=True)
     else:
-        print(f"{who} {plain}" if "\n" not in plain else f"{who}\n{plain}")
+        print(f"{rank_label} {plain}" if "\n" not in plain else f"{rank_label}\n{plain}")
 
 
 def in_notebook() -> bool:

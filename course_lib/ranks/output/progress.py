@@ -74,4 +74,4 @@ def _watched() -> bool:
 
 def summary(doing: Iterable[str]) -> str:
     """Return what the ranks do, in one line: ``3 × waits in all_reduce #7, 1 × running``."""
-    return ", ".join(f"{count} × {what}" for what, count in Counter(doing).most_common())
+    return ", ".join(f"{count} × {activity}" for activity, count in Counter(doing).most_common())

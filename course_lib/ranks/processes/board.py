@@ -132,19 +132,19 @@ class Board:
     def _channel(self, rank: int, channel: MessageChannel, create: bool = False) -> Any:
         """Return a channel of a rank; ``None`` if there is none."""
         key = channel.word()
-        if (known := self._channels.get((rank, key))) is not None:
-            return known
+        if (cached := self._channels.get((rank, key))) is not None:
+            return cached
         channels = self._parts[rank].channels
         while (slot := self._seen[rank]) < MAX_CHANNELS:
-            there = channels[slot]
-            if not there.key:
+            entry = channels[slot]
+            if not entry.key:
                 if not create:
                     return None
-                there.key = key
-            self._channels[rank, there.key] = there
+                entry.key = key
+            self._channels[rank, entry.key] = entry
             self._seen[rank] = slot + 1
-            if there.key == key:
-                return there
+            if entry.key == key:
+                return entry
         if not create:
             return None
         raise RuntimeError(
@@ -163,9 +163,9 @@ class Board:
 
     # Writing ---------------------------------------------------------------------------------
 
-    def set_state(self, rank: int, state: RankPhase, text: str = "", where: str = "") -> None:
+    def set_state(self, rank: int, state: RankPhase) -> None:
         """Show what `rank` does now."""
-        _write(self._parts[rank], text=text, where=where)
+        _write(self._parts[rank], text="", where="")
         self._change(rank, state, Wait.NOTHING)
 
     def set_all(self, state: RankPhase) -> None:
@@ -208,12 +208,12 @@ class Board:
         part.state = state
         part.changes += 1
 
-    def start_message(self, rank: int, channel: MessageChannel, what: Message) -> int:
+    def start_message(self, rank: int, channel: MessageChannel, message: Message) -> int:
         """Count one more message that `rank` starts on `channel`; return its number, from 1."""
-        there = self._channel(rank, channel, create=True)
-        seq: int = there.started + 1
-        there.latest[seq % RING] = what.word()
-        there.started = seq
+        entry = self._channel(rank, channel, create=True)
+        seq: int = entry.started + 1
+        entry.latest[seq % RING] = message.word()
+        entry.started = seq
         return seq
 
     def see_mismatch(self, rank: int) -> None:
@@ -274,20 +274,20 @@ class Board:
 
     def take_back_message(self, rank: int, channel: MessageChannel) -> None:
         """Count one message less: `rank` does not go on with its last one on `channel`."""
-        if (there := self._channel(rank, channel)) is not None:
-            there.started -= 1
+        if (entry := self._channel(rank, channel)) is not None:
+            entry.started -= 1
 
     def count(self, rank: int, channel: MessageChannel) -> int:
         """Return how many messages `rank` has started on `channel`."""
-        there = self._channel(rank, channel)
-        return 0 if there is None else int(there.started)
+        entry = self._channel(rank, channel)
+        return 0 if entry is None else int(entry.started)
 
     def message(self, rank: int, channel: MessageChannel, seq: int) -> Message | None:
         """Return message `seq` of `rank` on `channel`; ``None`` if the board does not show it."""
-        there = self._channel(rank, channel)
-        if there is None or not 0 <= there.started - seq < RING:
+        entry = self._channel(rank, channel)
+        if entry is None or not 0 <= entry.started - seq < RING:
             return None
-        return Message.of(there.latest[seq % RING])
+        return Message.of(entry.latest[seq % RING])
 
     def collective(self, rank: int, key: int, seq: int) -> tuple[str, str] | None:
         """Return (signature, line) of a group's collective `seq` on `rank`, or ``None``.
@@ -331,8 +331,8 @@ class Board:
         part = self._parts[rank]
         # The state is read first: if the rank has finished, all counters read later are final.
         state, wait = part.state, _WAITS.get(part.wait, Wait.NOTHING)
-        found = {MessageChannel.of(channel.key): channel for channel in _used(part.channels)}
-        channels = {key: each for key, each in found.items() if key.peer < self.world_size}
+        all_channels = {MessageChannel.of(channel.key): channel for channel in _used(part.channels)}
+        channels = {key: entry for key, entry in all_channels.items() if key.peer < self.world_size}
         message = MessageChannel.of(part.channel) if wait in (Wait.SEND, Wait.RECV) else None
         if message is not None and message.peer >= self.world_size:
             message = None
@@ -365,10 +365,10 @@ class Board:
 
 def _used(table: Any) -> Iterator[Any]:
     """Yield the entries of a table of channels or groups that are in use."""
-    for each in table:
-        if not each.key:
+    for entry in table:
+        if not entry.key:
             return
-        yield each
+        yield entry
 
 
 def _write(place: Any, **texts: str) -> None:

@@ -20,9 +20,10 @@ from course_lib.ranks.explain.errors import (
 )
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
 from course_lib.ranks.explain.mismatch import (
+    PIECES,
     collective_mismatch,
+    differing,
     differing_splits,
-    message_mismatch,
     unfinished,
 )
 from course_lib.ranks.explain.waiting import (
@@ -105,10 +106,10 @@ def stuck_ranks(ranks: Sequence[RankView]) -> dict[int, Waiting]:
 def _unmatched(ranks: Sequence[RankView]) -> list[Unmatched]:
     """Return the messages that one side has started and the other has not."""
     return [
-        Unmatched(rank.rank, channel.sends, channel.peer, channel.tag, channel.group, missing)
+        Unmatched(rank.rank, channel.sends, channel.peer, channel.tag, channel.group, gap)
         for rank in ranks
         for channel, count in rank.channels.items()
-        if (missing := _missing(rank, channel, count, ranks))
+        if (gap := _missing(rank, channel, count, ranks))
     ]
 
 
@@ -143,15 +144,16 @@ def _skipped_by(ended: RankView, ranks: Sequence[RankView]) -> list[Skipped]:
     gaps: dict[tuple[int, int], Skipped] = {}
     for rank in ranks:
         for key, group in rank.groups.items():
-            theirs = max(0, _entered(ended, key))
-            missing = group.entered - theirs
-            if ended.rank not in group.members or missing <= 0:
+            entered = max(0, _entered(ended, key))
+            gap_size = group.entered - entered
+            if ended.rank not in group.members or gap_size <= 0:
                 continue
-            before = gaps.get((key, missing))
-            others = (*before.others, rank.rank) if before else (rank.rank,)
-            signature, where = group.latest.get(theirs + 1, ("", ""))
-            gap = Skipped(ended.rank, others, missing, theirs + 1, signature, where, _noun(key))
-            gaps[key, missing] = gap
+            before = gaps.get((key, gap_size))
+            ranks_ahead = (*before.others, rank.rank) if before else (rank.rank,)
+            signature, line = group.latest.get(entered + 1, ("", ""))
+            gaps[key, gap_size] = Skipped(
+                ended.rank, ranks_ahead, gap_size, entered + 1, signature, line, _noun(key)
+            )
     return list(gaps.values())
 
 
@@ -163,21 +165,21 @@ def find_mismatch(ranks: Sequence[RankView]) -> MismatchError | None:
     """Return the first collective or message in which two ranks differ, explained, or ``None``."""
     keys = {key for rank in ranks for key in rank.groups}
     for key in sorted(keys):
-        seen: dict[int, dict[int, tuple[str, str]]] = {}
+        entries_by_seq: dict[int, dict[int, tuple[str, str]]] = {}
         members: set[int] = set()
         for rank in ranks:
             if key in rank.groups:
                 members.update(rank.groups[key].members)
                 for seq, entry in rank.groups[key].latest.items():
-                    seen.setdefault(seq, {})[rank.rank] = entry
-        for seq, entered in sorted(seen.items()):
-            signature, *others = {signature for signature, _ in entered.values()}
+                    entries_by_seq.setdefault(seq, {})[rank.rank] = entry
+        for seq, entered in sorted(entries_by_seq.items()):
+            signature, *other_signatures = {signature for signature, _ in entered.values()}
             splits = ""
-            if not others and is_uneven(signature.split(" ")[0]):
+            if not other_signatures and is_uneven(signature.split(" ")[0]):
                 splits = differing_splits(
                     {rank: ranks[rank].groups[key].read_splits(seq) for rank in entered}
                 )
-            if others or splits:
+            if other_signatures or splits:
                 states, noun = board_states(ranks), _noun(key)
                 return collective_mismatch(seq, entered, members, states, noun, splits)
     return _mismatched_message(ranks)
@@ -193,10 +195,8 @@ def _mismatched_message(ranks: Sequence[RankView]) -> MismatchError | None:
             for seq, sent in rank.read_messages(channel).items():
                 got = received.get(seq, sent)
                 if got != sent:
-                    return message_mismatch(
-                        rank.rank, (sent.numel, sent.dtype), peer.rank, (got.numel, got.dtype),
-                        board_states(ranks),
-                    )  # fmt: skip
+                    sides = (rank.rank, (sent.numel, sent.dtype), peer.rank, (got.numel, got.dtype))
+                    return MismatchError(f"{differing(*sides)}.", board_states(ranks), PIECES)
     return None
 
 
@@ -276,10 +276,10 @@ def _as_blocked(rank: RankView, ranks: Sequence[RankView]) -> RankView:
     for key, group in rank.groups.items():
         if key == NEW_GROUPS:
             continue
-        missing = [group.entered - max(0, _entered(ranks[m], key)) for m in group.members]
-        if max(missing, default=0) >= rank.pending:
-            seq = group.entered - max(missing) + 1
-            signature, where = group.latest.get(seq, ("", ""))
+        gaps = [group.entered - max(0, _entered(ranks[m], key)) for m in group.members]
+        if max(gaps, default=0) >= rank.pending:
+            seq = group.entered - max(gaps) + 1
+            signature, line = group.latest.get(seq, ("", ""))
             return replace(
                 rank,
                 state=RankPhase.BLOCKED,
@@ -287,7 +287,7 @@ def _as_blocked(rank: RankView, ranks: Sequence[RankView]) -> RankView:
                 group=key,
                 seq=seq,
                 text=f"waits in compiled code for {signature.split(' ')[0]} #{seq}",
-                where=where,
+                where=line,
             )
     return rank
 
@@ -302,21 +302,21 @@ def some_raised(
     for failure in failures.values():
         if failure.mismatch:
             # The board may no longer show the mismatch: an ended rank may have removed its side.
-            words = f"{failure.message[:1].upper()}{failure.message[1:]}."
-            return find_mismatch(views) or MismatchError(words, rows)
+            summary = f"{failure.message[:1].upper()}{failure.message[1:]}."
+            return find_mismatch(views) or MismatchError(summary, rows)
     # The rank whose state began first failed first.
     first = min(failures, key=lambda rank: views[rank].since)
     return rank_error(failures, first, rows, failures[first].original())
 
 
 def process_ended(
-    rank: int, status: int | None, dump: str, views: Sequence[RankView], where: str
+    rank: int, status: int | None, dump: str, views: Sequence[RankView], line: str
 ) -> RanksError:
     """Return the error for a rank whose process ended; `status` as in `exit_reason`."""
     if (mismatch := find_mismatch(views)) is not None:
         return mismatch
     states = [
-        RankState(rank, "process ended", where or state.where) if state.rank == rank else state
+        RankState(rank, "process ended", line or state.where) if state.rank == rank else state
         for state in board_states(views)
     ]
     detail = "The other ranks were stopped." if len(views) > 1 else ""

@@ -93,13 +93,13 @@ class ForkServer:
         self._loaded: set[str] = set()
         self._pings = 0
         self._owner = os.getpid()
-        ours, theirs = socket.socketpair()
-        self.socket = ours
+        client_end, server_end = socket.socketpair()
+        self.socket = client_end
         self._reader = wire.Reader(_MAX_ANSWER)
         self._news = select.poll()
-        self._news.register(ours, select.POLLIN)
-        with theirs:
-            self.process = (start or _launch)(theirs.fileno())
+        self._news.register(client_end, select.POLLIN)
+        with server_end:
+            self.process = (start or _launch)(server_end.fileno())
         atexit.register(self.close)
         self._ready_until: float | None = time.monotonic() + start_timeout
         if wait:
@@ -248,13 +248,13 @@ class ForkServer:
                     "happens again, restart the kernel"
                 )
             try:
-                there = self.socket.recv(wire.PIECE)
-                self._came.extend(self._reader.feed(there))
+                piece = self.socket.recv(wire.PIECE)
+                self._came.extend(self._reader.feed(piece))
             except ConnectionError:  # the server ended before it had read all requests
-                there = b""
+                piece = b""
             except ValueError:
                 raise ForkServerError(_UNREADABLE) from None
-            if not there:
+            if not piece:
                 raise ForkServerError(
                     f"the process that starts the ranks ended with status {self.process.wait(10)}. "
                     "Its output, if any, is above, or in the terminal where Jupyter was "

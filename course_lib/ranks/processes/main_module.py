@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from course_lib.ranks._torch.process_world import pickle_objects_with
-from course_lib.ranks.explain.lines import may_be_edited
+from course_lib.ranks.explain.lines import frames_from, may_be_edited
 from course_lib.ranks.explain.pickling import Pickler
 
 
@@ -73,13 +73,14 @@ def _find(functions: Callable[[], Mapping[str, Any]], name: str) -> Any:
     if not name.startswith("__"):
         # A pool pickles in its own thread, while the main thread waits in the notebook's code.
         stacks = map(_globals_of_cells, sys._current_frames().values())
-        own = _globals_of_cells(sys._getframe(1))
-        for names in itertools.chain(own, [functions()], *stacks):
+        own_stack = _globals_of_cells(sys._getframe(1))
+        for names in itertools.chain(own_stack, [functions()], *stacks):
             if name in names:
                 return names[name]
-        for known in reversed(list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)):
-            if known.__module__ == "__main__" and known.__qualname__ == name:
-                return known
+        classes = list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+        for notebook_class in reversed(classes):
+            if notebook_class.__module__ == "__main__" and notebook_class.__qualname__ == name:
+                return notebook_class
     raise AttributeError(
         f"the ranks do not know {name!r}: they get only the notebook's names that the function "
         f"given to run uses. Use {name} in that function"
@@ -87,10 +88,9 @@ def _find(functions: Callable[[], Mapping[str, Any]], name: str) -> Any:
 
 
 def _globals_of_cells(frame: types.FrameType | None) -> Iterator[Mapping[str, Any]]:
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "__main__":
-            yield frame.f_globals
-        frame = frame.f_back
+    for caller in frames_from(frame):
+        if caller.f_globals.get("__name__") == "__main__":
+            yield caller.f_globals
 
 
 _US = __name__.partition(".")[0]

@@ -87,23 +87,23 @@ def fork_member(
         on_gpu: whether it uses a GPU.
 
     """
-    ours, theirs = socket.socketpair()
+    parent_end, child_end = socket.socketpair()
     read, write = os.pipe()
     dump = anonymous_file("stacks")
-    named = {"pipe": theirs.fileno(), "output": write, "dump": dump, **fds}
+    fds_by_name = {"pipe": child_end.fileno(), "output": write, "dump": dump, **fds}
     try:
-        config = {**config, "fds": list(named)}
-        pid = server.fork(function, config, list(named.values()))
+        config = {**config, "fds": list(fds_by_name)}
+        pid = server.fork(function, config, list(fds_by_name.values()))
     except BaseException:
-        ours.close()
+        parent_end.close()
         os.close(read)
         os.close(dump)
         raise
     finally:
-        theirs.close()
+        child_end.close()
         os.close(write)
     output = RankOutput(rank, read, printer)
-    return Member(rank, pid, on_gpu, ObjectPipe(ours, private=False), output, dump)
+    return Member(rank, pid, on_gpu, ObjectPipe(parent_end, private=False), output, dump)
 
 
 def ask_for_stacks(server: ForkServer, members: Sequence[Member]) -> dict[int, str]:
@@ -138,7 +138,7 @@ def find_asleep(
             continue
         if not member.seen_in_backward:
             stack = ask_for_stacks(server, [member])[member.rank]
-            member.seen_in_backward = stands_in_backward(stack)
+            member.seen_in_backward = innermost_function(stack) == "_engine_run_backward"
             if not member.seen_in_backward:
                 member.asleep_since = now  # ask again only after a while
         if member.seen_in_backward:
@@ -161,11 +161,6 @@ def wait_for_dump(fd: int, offset: int, until: float) -> str:
             break
         time.sleep(0.005)
     return text
-
-
-def stands_in_backward(dump: str) -> bool:
-    """Return whether the innermost Python frame is autograd's call into its compiled engine."""
-    return innermost_function(dump) == "_engine_run_backward"
 
 
 def cpu_state(pid: int, whole_process: bool) -> tuple[str, int] | None:

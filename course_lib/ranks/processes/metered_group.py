@@ -108,17 +108,18 @@ class MeteredProcessGroup(PythonGroup):
         splits = splits_of(self._members, *operations[0]) if kind.uneven else None
         reduction = reduction_of(options.reduceOp) if kind.reduces else collective.variant
         signature = signature_of(kind.name, reduction, root, tensors)
-        where = me.locate()
+        line = me.locate()
         limit = max(options.timeout, timedelta(0))
-        seq = me.enter(self.key, self._members, signature, where, bool(limit), splits)
-        sent = sent_to_others(kind.name, _puts(operations), self.rank())
-        event = self._event(kind.name, tensors, root, seq, where)._replace(sent=sent)
+        seq = me.enter(self.key, self._members, signature, line, bool(limit), splits)
+        all_puts = [tensor for puts, _ in operations for tensor in puts]
+        sent = sent_to_others(kind.name, all_puts, self.rank())
+        event = self._event(kind.name, tensors, root, seq, line)._replace(sent=sent)
         operation = MeteredOperation(me, event, Wait.COLLECTIVE, self.key)
         operation.launched()
         # The launch itself may block in gloo (barrier does), so show the rank as blocked already.
         operation.block(limited=bool(limit))
-        whole = self._inner
-        carrier = whole.carrier(tensors) if isinstance(whole, GpuGroup) else whole
+        inner_group = self._inner
+        carrier = inner_group.carrier(tensors) if isinstance(inner_group, GpuGroup) else inner_group
         try:
             inner = launch(carrier, collective, arguments, options)
         except Exception:  # gloo refused it, or the limit is over
@@ -170,8 +171,8 @@ class MeteredProcessGroup(PythonGroup):
 
     def _announce(self, kind: str, tensors: Any, peer: int, tag: int) -> MeteredOperation:
         channel = MessageChannel(kind == "send", peer, tag, self.key)
-        what = Message(sum(tensor.numel() for tensor in tensors), _dtype(tensors))
-        seq = self._recorder.start_message(channel, what)
+        message = Message(sum(tensor.numel() for tensor in tensors), _dtype(tensors))
+        seq = self._recorder.start_message(channel, message)
         operation = self._operation(kind, tensors, peer, channel, seq)
         operation.launched()
         return operation
@@ -211,20 +212,20 @@ class MeteredProcessGroup(PythonGroup):
         return MeteredOperation(me, event, wait, self.key, channel)
 
     def _event(
-        self, kind: str, tensors: Sequence[torch.Tensor], peer: int | None, seq: int, where: str
+        self, kind: str, tensors: Sequence[torch.Tensor], peer: int | None, seq: int, line: str
     ) -> Event:
         now, nbytes = time.monotonic(), sum(map(_nbytes, tensors))
         return Event(
             self._recorder.rank, kind, self._members, peer, nbytes, _dtype(tensors), seq, now, now,
-            where, self.label, waited=False,
+            line, self.label, waited=False,
         )  # fmt: skip
 
     def _from_anyone(self, tensors: Any, tag: int) -> dist.Work:
         me = self._recorder
-        others = [member for member in self._members if member != me.rank]
+        senders = [member for member in self._members if member != me.rank]
 
         def find() -> int | None:
-            for peer in others:
+            for peer in senders:
                 sent = me.board.count(peer, MessageChannel(True, me.rank, tag, self.key))
                 if sent > me.board.count(me.rank, MessageChannel(False, peer, tag, self.key)):
                     return peer
@@ -235,10 +236,6 @@ class MeteredProcessGroup(PythonGroup):
         return AnySourceWork(
             operation, find, lambda peer: self._message("recv", tensors, peer, tag)
         )
-
-
-def _puts(operations: Sequence[tuple[Sequence[torch.Tensor], Any]]) -> list[torch.Tensor]:
-    return [tensor for puts, _ in operations for tensor in puts]
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

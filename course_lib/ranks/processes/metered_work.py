@@ -29,13 +29,13 @@ class GivenUp(BaseException):
     """Raised on a rank whose call has failed elsewhere. It unwinds the call; the rank stays."""
 
 
-def _ask_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
+def _ask_until(condition: Callable[[], bool], limit: float = math.inf) -> bool:
     """Ask, ever more rarely, until it is done or `limit` seconds are over; return whether it is."""
     until = time.monotonic() + limit
-    pause, most = _PAUSE
-    while not (over := done()) and time.monotonic() < until:
+    pause, longest = _PAUSE
+    while not (over := condition()) and time.monotonic() < until:
         time.sleep(pause)
-        pause = min(2 * pause, most)
+        pause = min(2 * pause, longest)
     return over
 
 
@@ -204,12 +204,12 @@ class MeteredWork(dist.Work):
         if self._over:
             return True
         if self.streams or self._sliced:
-            done = bool(self._inner.is_completed())
-        elif done := self._operation.arrived():
+            completed = bool(self._inner.is_completed())
+        elif completed := self._operation.arrived():
             self._inner.wait()  # gloo reports a message as complete only if somebody waits for it
-        if done:
+        if completed:
             self._end()
-        return done
+        return completed
 
     def is_success(self) -> bool:
         return bool(self._inner.is_success())

@@ -55,10 +55,10 @@ class ObjectPipe:
 
     def send(self, *objects: Packed) -> None:
         """Send a message."""
-        headers = [_HEADER.pack(each.size, each.parts, each.fd >= 0) for each in objects]
-        inline = [each.inline for each in objects]
+        headers = [_HEADER.pack(packed.size, packed.parts, packed.fd >= 0) for packed in objects]
+        inline = [packed.inline for packed in objects]
         data = b"".join([_COUNT.pack(len(objects)), *headers, *inline])
-        if fds := [each.fd for each in objects if each.fd >= 0]:
+        if fds := [packed.fd for packed in objects if packed.fd >= 0]:
             data = data[socket.send_fds(self._socket, [data], fds) :]
         self._socket.sendall(data)
 

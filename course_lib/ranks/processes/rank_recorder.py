@@ -78,7 +78,7 @@ class RankRecorder:
         key: int,
         members: tuple[int, ...],
         signature: str,
-        where: str,
+        line: str,
         limited: bool = False,
         splits: Splits | None = None,
     ) -> int:
@@ -95,42 +95,42 @@ class RankRecorder:
         if limited:
             board.set_state(self.rank, RankPhase.LIMITED)
         slot = self.slot(key, members)
-        seq = board.enter_collective(self.rank, slot, signature, where, splits or ({}, {}))
-        words, entered = "", {self.rank: splits} if splits else {}
+        seq = board.enter_collective(self.rank, slot, signature, line, splits or ({}, {}))
+        difference, entered = "", {self.rank: splits} if splits else {}
         for other in members:
             entry = board.collective(other, key, seq) if other != self.rank else None
             if entry is None:
                 continue
             if entry[0] != signature:
                 call = f"collective #{seq} of this group"
-                words = (
+                difference = (
                     f"{f'new_group #{seq}' if key == NEW_GROUPS else call} is '{signature}' on "
                     f"rank {self.rank} but '{entry[0]}' on rank {other} ({entry[1]})"
                 )
                 break
             if splits:
                 entered[other] = board.splits(other, key, seq)
-        if words := words or differing_splits(entered):
+        if difference := difference or differing_splits(entered):
             board.see_mismatch(self.rank)
             board.unblock(self.rank)
-            raise CollectiveMismatch(words)
+            raise CollectiveMismatch(difference)
         return seq
 
-    def start_message(self, channel: MessageChannel, what: Message) -> int:
+    def start_message(self, channel: MessageChannel, message: Message) -> int:
         """Show that this rank starts a message; return its number on the channel, from 1.
 
         Raises:
             CollectiveMismatch: the other side has started something different.
 
         """
-        seq = self.board.start_message(self.rank, channel, what)
-        theirs = self.board.message(channel.peer, channel.other_end(self.rank), seq)
-        if theirs is not None and theirs != what:
+        seq = self.board.start_message(self.rank, channel, message)
+        peer_message = self.board.message(channel.peer, channel.other_end(self.rank), seq)
+        if peer_message is not None and peer_message != message:
             self.board.see_mismatch(self.rank)
-            mine = self.rank, (what.numel, what.dtype)
-            other = channel.peer, (theirs.numel, theirs.dtype)
-            both = (*mine, *other) if channel.sends else (*other, *mine)
-            raise CollectiveMismatch(differing(*both))
+            own_side = self.rank, (message.numel, message.dtype)
+            peer_side = channel.peer, (peer_message.numel, peer_message.dtype)
+            sides = (*own_side, *peer_side) if channel.sends else (*peer_side, *own_side)
+            raise CollectiveMismatch(differing(*sides))
         return seq
 
     def note(self, event: Event) -> int:
@@ -279,14 +279,14 @@ class MeteredOperation:
         board, rank, seq = self.recorder.board, self.event.rank, self.event.seq
         if self.channel is not None:
             return board.count(self.channel.peer, self.channel.other_end(rank)) >= seq
-        others = (member for member in self.event.group if member != rank)
-        return all(board.collectives_entered(other, self.group) >= seq for other in others)
+        other_members = (member for member in self.event.group if member != rank)
+        return all(board.collectives_entered(other, self.group) >= seq for other in other_members)
 
     def block(self, limited: bool = False) -> None:
         """Show that the rank waits until this operation, or its own time limit, is over."""
         self._blocked_since = time.monotonic()
         event, board = self.event, self.recorder.board
-        words = operation_in_words(
+        description = operation_in_words(
             event.kind,
             seq=event.seq,
             peer=event.peer,
@@ -302,7 +302,7 @@ class MeteredOperation:
             group=self.group,
             seq=event.seq,
             channel=self.channel,
-            text=f"waits in {words}",
+            text=f"waits in {description}",
             where=event.where,
             limited=limited,
         )

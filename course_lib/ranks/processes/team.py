@@ -89,12 +89,12 @@ class Processes:
 
     def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
-        common, each = pack_call(call.fn, call.args, call.kwargs, self.world_size)
+        common, own_parts = pack_call(call, self.world_size)
         self.trace = Trace([], self.world_size)
         try:
-            return self._ready_team().call(common, each, call.timeout)
+            return self._ready_team().call(common, own_parts, call.timeout)
         finally:
-            for packed in (common, *each):
+            for packed in (common, *own_parts):
                 packed.close()
             if self.team is not None:
                 self.trace = self._trace(self.team.members)
@@ -210,12 +210,12 @@ class Team:
 
     # One call -----------------------------------------------------------------------------------
 
-    def call(self, common: Packed, each: Sequence[Packed], timeout: float | None) -> list[Any]:
+    def call(self, common: Packed, own_parts: Sequence[Packed], timeout: float | None) -> list[Any]:
         """Run one call on all ranks; return the results.
 
         Args:
             common: the part of the call that all ranks share.
-            each: what only one rank gets, in rank order; empty if there is no such part.
+            own_parts: what only one rank gets, in rank order; empty if there is no such part.
             timeout: the call's limit in seconds; ``None`` for no limit.
 
         Raises:
@@ -230,13 +230,13 @@ class Team:
                 self._started = True
             self._begin()
             with uninterrupted():  # a rank without its call could not end it
-                self._send(common, each)
+                self._send(common, own_parts)
             self._collect("call", timeout)
         except BaseException as error:
             states = self.states() if isinstance(error, KeyboardInterrupt) else []
             self.reusable = self._give_up()
             if isinstance(error, KeyboardInterrupt):
-                print(interrupted(states, kept=self.reusable), file=sys.stderr)
+                print(interrupted(states, alive=self.reusable), file=sys.stderr)
             if isinstance(error, RanksError):
                 error.add_notes(self._notes())
             raise
@@ -257,16 +257,16 @@ class Team:
             member.answer = member.failure = member.asleep_since = None
         self._calls += 1
 
-    def _send(self, common: Packed, each: Sequence[Packed]) -> None:
+    def _send(self, common: Packed, own_parts: Sequence[Packed]) -> None:
         news = self._surroundings.news()
         if news is not None:
             self._labels.update(news[0].labels)
         head, news_packed = pack(CallHead(self._calls, self._generation)), pack(news)
-        nothing = pack([])
+        empty_part = pack([])
         for member in self.members:
-            own = each[member.rank] if each else nothing
+            own_part = own_parts[member.rank] if own_parts else empty_part
             with suppress(BrokenPipeError, ConnectionResetError):  # the wait finds the dead rank
-                member.pipe.send(head, news_packed, common, own)
+                member.pipe.send(head, news_packed, common, own_part)
 
     def _check_end(self) -> None:
         """Raise what went wrong in a call to which all ranks have answered.
@@ -275,23 +275,23 @@ class Team:
         """
         failures = self._failures()
         views = self._board.views() if failures or not self._board.untouched() else []
-        wrong = out_of_step(views) if views else None
-        left = wrong is not None or (failures and self._board.pending())
+        left_behind = out_of_step(views) if views else None
+        left = left_behind is not None or (failures and self._board.pending())
         self.reusable = not left or self._give_up()
         for member in self.members:
             if member.answer is None or not member.answer.head.joined:
                 self.reusable = False
         if failures:
             raise some_raised(failures, views)
-        if wrong is not None:
-            raise wrong
+        if left_behind is not None:
+            raise left_behind
 
-    def _collect(self, what: str, timeout: float | None) -> None:
+    def _collect(self, activity: str, timeout: float | None) -> None:
         """Return when every rank has answered.
 
         Args:
-            what: what is awaited, in the words of messages: "start of the ranks" or "call". Only in
-                a call, deadlocks are looked for.
+            activity: what is awaited, in the words of messages: "start of the ranks" or "call".
+                Only in a call, deadlocks are looked for.
             timeout: its limit, in seconds; None for no limit.
 
         Raises:
@@ -319,10 +319,10 @@ class Team:
                 views = self._board.views()
                 if failed_at is not None:
                     self._after_failure(views, now - failed_at)
-                elif what == "call":
+                elif activity == "call":
                     self._raise_deadlock(deadlocks, views, now)
                 if timeout is not None and now - start > timeout:
-                    raise timed_out(what, timeout, self.states())
+                    raise timed_out(activity, timeout, self.states())
                 if progress.due():
                     progress.update(view.in_short for view in views)
         finally:
@@ -410,16 +410,16 @@ class Team:
         """Take one message of a rank; return whether it was its answer to the call."""
         with uninterrupted():  # after half a message, the next one could not be read
             try:
-                head, *rest = member.pipe.receive()
+                head, *parts = member.pipe.receive()
             except (EOFError, OSError):
-                status, dump, where = member.last_words(self._server, self._labels)
+                status, dump, line = member.last_words(self._server, self._labels)
                 views = self._board.views()
-                raise process_ended(member.rank, status, dump, views, where) from None
+                raise process_ended(member.rank, status, dump, views, line) from None
             if (answer := head()).kind == DISPLAY:
                 member.output.drain()
-                self._printer.add(member.rank, rest[0]())
+                self._printer.add(member.rank, parts[0]())
                 return False
-            member.answer = Answer(answer, *rest)
+            member.answer = Answer(answer, *parts)
             if answer.kind == FAILURE:
                 member.failure = member.answer.value()
             return True

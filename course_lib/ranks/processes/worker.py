@@ -59,10 +59,9 @@ _NO_LIMIT = timedelta(days=7)  # the parent ends waits that are too long, and ca
 def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankRecorder:
     """Join the process group as rank ``config["rank"]``; return this rank's recorder.
 
-    `config` has ``rank``, ``world_size``, ``device``, ``threads`` and ``store``, a path. It may
-    have ``backend`` (``gloo`` or ``nccl``), ``bare`` (whether it is not metered) and ``link``, the
-    descriptor of a connection to an `EmulatedNetwork`. `labels` maps a file name to its name in
-    messages for people, and may grow later.
+    `config` has ``rank``, ``world_size``, ``device``, ``threads``, ``store`` (a path), ``backend``
+    (``gloo`` or ``nccl``) and ``bare`` (whether it is not metered). `labels` maps a file name to
+    its name in messages for people, and may grow later.
     """
     rank, world_size = config["rank"], config["world_size"]
     board = Board(board_fd, world_size)
@@ -73,8 +72,8 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankR
         torch.cuda.set_device(config["device"])
         torch.cuda.init()  # type: ignore[no-untyped-call]
     recorder = RankRecorder(board, rank, [], locator(labels))
-    backend = config.get("backend", "gloo")
-    if not config.get("bare"):
+    backend = config["backend"]
+    if not config["bare"]:
         World(recorder, config["store"], _NO_LIMIT, backend)
         return recorder
     dist.init_process_group(
@@ -87,25 +86,34 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankR
     return recorder
 
 
+def open_process(fds: list[int], config: dict[str, Any]) -> tuple[ObjectPipe, dict[str, int]]:
+    """Let a forked process talk to its parent; return the pipe, and its descriptors by name.
+
+    ``config["fds"]`` has one name for each of the descriptors `fds`, among them ``pipe``,
+    ``output``, and ``dump`` for the stack when compiled code crashes.
+    """
+    fds_by_name = dict(zip(config["fds"], fds, strict=True))
+    redirect_output(fds_by_name["output"])
+    refuse_questions()
+    faulthandler.enable(file=fds_by_name["dump"], all_threads=False)
+    return ObjectPipe(socket.socket(fileno=fds_by_name["pipe"]), private=True), fds_by_name
+
+
 def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     """Run calls until the parent closes the pipe.
 
-    ``config["fds"]`` has one name for each of the descriptors `fds`: ``pipe``, ``output``,
-    ``board``, ``dump`` for stacks, perhaps ``link`` and ``store``.
+    ``config["fds"]`` has one name for each of the descriptors `fds`: those of `open_process`,
+    ``board``, and perhaps ``store``.
     """
-    named = dict(zip(config["fds"], fds, strict=True))
-    pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
-    redirect_output(named["output"])
-    refuse_questions()
-    # Write the stack on SIGUSR1, also if the rank hangs, and when compiled code crashes.
-    faulthandler.enable(file=named["dump"], all_threads=False)
-    faulthandler.register(signal.SIGUSR1, file=named["dump"], all_threads=False)
-    if "store" in named:
-        config["store"] = path_of(named["store"])
+    pipe, fds_by_name = open_process(fds, config)
+    # Write the stack on SIGUSR1, also if the rank hangs.
+    faulthandler.register(signal.SIGUSR1, file=fds_by_name["dump"], all_threads=False)
+    if "store" in fds_by_name:
+        config["store"] = path_of(fds_by_name["store"])
     os.environ.update(config["environment"])
     become_main()
     labels: dict[str, str] = {}
-    recorder = join(named["board"], config, labels)
+    recorder = join(fds_by_name["board"], config, labels)
     _listen_for_giving_up(recorder)
     send_displays_to(lambda bundle: pipe.send(pack(AnswerHead(DISPLAY)), pack(bundle)))
     recorder.board.set_state(recorder.rank, RankPhase.IDLE)

@@ -118,18 +118,18 @@ def _start_batch(
     one_by_one: Callable[[Any], list[dist.Work]], p2p_op_list: list[Any]
 ) -> list[dist.Work]:
     """Stand in for ``dist.batch_isend_irecv``, which cannot launch a batch on metered groups."""
-    if not all(isinstance(each, dist.P2POp) for each in p2p_op_list):
+    if not all(isinstance(op, dist.P2POp) for op in p2p_op_list):
         return one_by_one(p2p_op_list)  # PyTorch reports the wrong argument
-    groups = {dist.group.WORLD if each.group is None else each.group for each in p2p_op_list}
+    groups = {dist.group.WORLD if op.group is None else op.group for op in p2p_op_list}
     group = groups.pop() if len(groups) == 1 else None
     if not isinstance(group, MeteredProcessGroup) or not group.launches_batches(
-        [each.tensor for each in p2p_op_list]
+        [op.tensor for op in p2p_op_list]
     ):
         return one_by_one(p2p_op_list)
     return group.batch(
         [
-            ("send" if each.op is dist.isend else "recv", each.tensor, each.group_peer, each.tag)
-            for each in p2p_op_list
+            ("send" if op.op is dist.isend else "recv", op.tensor, op.group_peer, op.tag)
+            for op in p2p_op_list
         ]
     )
 
@@ -209,12 +209,12 @@ class World:
         timeout: timedelta | None = None,
         world_size: int = -1,
         rank: int = -1,
-        *more: Any,
-        **named: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """Stand in for ``dist.init_process_group``, because these ranks have already joined."""
         if is_registered(backend) and backend != "metered":
-            self._init(backend, init_method, timeout, world_size, rank, *more, **named)
+            self._init(backend, init_method, timeout, world_size, rank, *args, **kwargs)
             return
         refuse_other_numbers(rank, world_size, self.recorder.rank, self._size)
         if not dist.is_initialized():
@@ -274,10 +274,10 @@ class World:
         """Return ``_new_group_with_tag``, counted on the board and always metered."""
         signature = inspect.signature(new_group)
 
-        def counted(*given: Any, **named: Any) -> Any:
-            bound = signature.bind(*given, **named)
-            asked = bound.arguments.get("backend")
-            if not is_registered(asked):
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            backend = bound.arguments.get("backend")
+            if not is_registered(backend):
                 bound.arguments["backend"] = None  # use the metered default, also for "gloo"
             ranks = bound.arguments.get("ranks")
             if not bound.arguments.get("use_local_synchronization"):
@@ -288,10 +288,10 @@ class World:
                 self._local[members] += 1
                 self._local_name = f"ranks {members}, number {self._local[members]}"
             try:
-                made = new_group(*bound.args, **bound.kwargs)
-                if asked and isinstance(made, MeteredProcessGroup):
-                    made.backend = str(asked)
-                return made
+                group = new_group(*bound.args, **bound.kwargs)
+                if backend and isinstance(group, MeteredProcessGroup):
+                    group.backend = str(backend)
+                return group
             finally:
                 self._local_name = ""
 
@@ -300,25 +300,22 @@ class World:
     def _count_new_group(self, ranks: Any) -> None:
         everyone = tuple(range(self._size))
         members = spans(sorted(ranks) if ranks is not None else everyone)
-        where = self.recorder.locate()
-        self.recorder.enter(NEW_GROUPS, everyone, f"new_group of ranks {members}", where)
+        line = self.recorder.locate()
+        self.recorder.enter(NEW_GROUPS, everyone, f"new_group of ranks {members}", line)
 
     def _free_given_up(self) -> None:
         """Free the connections that were replaced when an earlier call was given up.
 
         Nothing else refers to them any more. Each has a gloo thread that wakes 100 times a second.
         """
-        for each in self._given_up:
-            threading.Thread(target=each.clear, daemon=True).start()
+        for connection in self._given_up:
+            threading.Thread(target=connection.clear, daemon=True).start()
         self._given_up = []
 
     def _free_groups(self) -> None:
         """Destroy the groups that only PyTorch's tables hold, and no variable or device mesh."""
-        named = {
-            name
-            for each in gc.get_objects()
-            if type(each) is DeviceMesh
-            for name in group_names(each)
+        mesh_group_names = {
+            name for obj in gc.get_objects() if type(obj) is DeviceMesh for name in group_names(obj)
         }
         recorder = self.recorder
         works = [*recorder.open_collectives, *recorder.open_messages]
@@ -327,11 +324,15 @@ class World:
         while groups:
             group = groups.pop()
             name = name_of(group)
-            if group is self._everyone or name in named or getattr(group, "key", 0) in busy:
+            if (
+                group is self._everyone
+                or name in mesh_group_names
+                or getattr(group, "key", 0) in busy
+            ):
                 continue
-            kept = tables_of(group)
+            entries = tables_of(group)
             reference = weakref.ref(group)
             dist.destroy_process_group(group)
             del group
             if (still := reference()) is not None:
-                put_back(still, kept)
+                put_back(still, entries)

@@ -1,18 +1,15 @@
 """One thread per rank, and one baton: only the rank that holds it runs.
 
 When a rank blocks, it hands the baton to the rank with the smallest clock. So a run is the same
-every time, and the measured CPU time belongs to the running rank alone. Each rank also has its own
-random numbers: PyTorch has one generator for all threads, and its state is exchanged together with
-the baton.
+every time. Each rank also has its own random numbers: PyTorch has one generator for all threads,
+and its state is exchanged together with the baton.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.simulated.fabric import Fabric, Phase
@@ -26,7 +23,7 @@ class Stopped(BaseException):
 
 
 class Baton:
-    """Runs the threads of a fabric's ranks, one at a time.
+    """Runs the threads of a fabric's ranks, one at a time; to each of them it is the `Endpoint`.
 
     Attributes:
         error: what went wrong on the fabric; ``None`` while nothing has.
@@ -34,17 +31,15 @@ class Baton:
 
     """
 
-    def __init__(self, fabric: Fabric, measured: bool = False) -> None:
+    def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
         self.error: RanksError | None = None
         self.stopping = False
-        self._measured = measured
         self._turn = [threading.Lock() for _ in range(fabric.world_size)]
         for lock in self._turn:
             lock.acquire()
         self.states: Sequence[PersonalState] = ()
         """Per rank; set before `start`."""
-        self._began = 0.0
         self._abandoned = False
 
     # Called by the rank that holds the baton --------------------------------------------------
@@ -74,18 +69,6 @@ class Baton:
         self._check()
         self.fabric.pause(rank)
         self._pass_on(rank)
-
-    def count_time(self, spend: Callable[[float], None]) -> None:
-        """Spend the CPU time since the rank got the baton or since the last call, if measured."""
-        if self._measured:
-            now = time.thread_time()
-            spend(now - self._began)
-            self._began = now
-
-    def skip_time(self) -> None:
-        """Forget the CPU time since the last call: this package used it, not the rank."""
-        if self._measured:
-            self._began = time.thread_time()
 
     def finish(self, rank: int, raised: bool) -> None:
         """End the rank's part and hand the baton on for the last time."""
@@ -132,7 +115,6 @@ class Baton:
         if self._abandoned:
             raise Stopped
         self.states[rank].give()
-        self.skip_time()
         self._check()
 
     # Called by the thread that is not a rank --------------------------------------------------
@@ -148,40 +130,3 @@ class Baton:
         self._abandoned = self.stopping = True
         for rank in range(self.fabric.world_size):
             self._give_turn(rank)
-
-
-class ThreadEndpoint:
-    """A rank's side of a fabric in the same process."""
-
-    def __init__(self, baton: Baton, rank: int, spend: Callable[[float], None]) -> None:
-        self._baton = baton
-        self._rank = rank
-        self._spend = spend
-
-    def _outside(self, do: Callable[..., Any], *args: Any) -> Any:
-        """Call a function whose CPU time is not the rank's."""
-        self._baton.count_time(self._spend)
-        result = do(*args)
-        self._baton.skip_time()
-        return result
-
-    def post(self, operation: Operation) -> None:
-        self._outside(self._baton.post, operation)
-
-    def wait(self, operation: Operation) -> None:
-        self._outside(self._baton.wait, operation)
-
-    def is_done(self, operation: Operation) -> bool:
-        return bool(self._outside(self._baton.is_done, operation))
-
-    def in_turn(self) -> None:
-        self._outside(self._baton.in_turn, self._rank)
-
-    def now(self) -> float:
-        self._baton.count_time(self._spend)
-        return self._baton.fabric.clock[self._rank]
-
-    def sleep(self, seconds: float) -> None:
-        self._baton.count_time(self._spend)
-        self._spend(seconds)
-        self.in_turn()  # a rank that sleeps in a loop may wait for another rank

@@ -19,9 +19,8 @@ from enum import Enum
 from course_lib.ranks._torch.this_thread import unseen
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.costs.streams import Running
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.simulated.collectives import Collectives
+from course_lib.ranks.simulated.collectives import Collectives, Running
 from course_lib.ranks.simulated.operation import (
     NEW_GROUP,
     Mismatch,
@@ -50,7 +49,7 @@ class _Limit:
     operation: Operation
 
 
-_Happening = Operation | Running[Operation] | _Limit
+_Happening = Operation | Running | _Limit
 
 
 class Fabric:
@@ -80,8 +79,12 @@ class Fabric:
         """(whether it is a `NEW_GROUP`, group, rank) → how many of these the rank has posted."""
         self.made: dict[str, str] = {} if made is None else made
         self._links = Links(network, world_size)
-        self._in_flight = Messages(network, self._links, self._end)
-        self._collectives = self._no_collectives()
+        self._in_flight = Messages(self._links, self._end)
+        self._collectives = Collectives(
+            self._links,
+            self._end,
+            lambda time, running: self._push(time, 0, running.parts[0].rank, running),
+        )
         self._sends: Counter[tuple[int, int | None]] = Counter()
         self._heap: list[tuple[float, int, int, int, _Happening]] = []
         self._posted = 0
@@ -120,22 +123,14 @@ class Fabric:
         operation.turn = turn
         self._push(operation.posted, turn, rank, operation)
 
-    def _push(self, time: float, turn: int, rank: int, what: _Happening) -> None:
+    def _push(self, time: float, turn: int, rank: int, happening: _Happening) -> None:
         """Queue what happens at `time`. If ranks post several at once, all first ones come first.
 
         If the order were rank by rank, rank 0's third message would be sent before rank 1's first
         one. An exchange in which no two first messages share a port would then take twice as long.
         """
         self._posted += 1
-        heapq.heappush(self._heap, (time, turn, rank, self._posted, what))
-
-    def _no_collectives(self) -> Collectives:
-        return Collectives(
-            self.network,
-            self._links,
-            self._end,
-            lambda time, running: self._push(time, 0, running.parts[0].rank, running),
-        )
+        heapq.heappush(self._heap, (time, turn, rank, self._posted, happening))
 
     def advance(self, rank: int, seconds: float, where: str = "") -> None:
         """Let `rank` compute for `seconds`."""
@@ -211,14 +206,14 @@ class Fabric:
         while self.failure is None:
             limit = min(horizon, self._ready[0][0]) if self._ready else horizon
             if self._heap and self._heap[0][0] < limit:
-                time, *_, what = heapq.heappop(self._heap)
-                if isinstance(what, _Limit):
-                    self._give_up(what.operation, time)
-                elif isinstance(what, Running):
+                time, *_, happening = heapq.heappop(self._heap)
+                if isinstance(happening, _Limit):
+                    self._give_up(happening.operation, time)
+                elif isinstance(happening, Running):
                     until = min(limit, self._heap[0][0]) if self._heap else limit
-                    self._collectives.go_on(what, max(until, math.nextafter(time, math.inf)))
+                    self._collectives.go_on(happening, max(until, math.nextafter(time, math.inf)))
                 else:
-                    self._happen(what)
+                    self._happen(happening)
             elif self._ready:
                 rank = heapq.heappop(self._ready)[1]
                 self.phase[rank] = Phase.RUNNING
@@ -277,20 +272,15 @@ class Fabric:
             self.pause(rank)
 
     def forget(self) -> None:
-        """Drop the operations that are left: their tensors must not outlive the run."""
+        """Drop what is left when the run is over: tensors, and what refers to the fabric."""
         self._heap.clear()
         self._unwaited.clear()
-        self._in_flight = Messages(self.network, self._links, self._end)
-        self._collectives = self._no_collectives()
         self.waiting = [None] * self.world_size
-
-    def close(self) -> None:
-        """Delete what carries the messages: it and the fabric refer to each other."""
         del self._in_flight, self._collectives
 
     def unserved(self) -> list[Operation]:
         """Return the operations that were posted and have found no partner."""
         heap = sorted(self._heap, key=lambda item: item[:-1])
-        waiting = [what for *_, what in heap if isinstance(what, Operation)]
+        waiting = [operation for *_, operation in heap if isinstance(operation, Operation)]
         left = [*waiting, *self._in_flight.unserved(), *self._collectives.unserved()]
         return [operation for operation in left if operation.missing is None]

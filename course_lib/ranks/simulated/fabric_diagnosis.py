@@ -71,7 +71,7 @@ def fabric_states(fabric: Fabric) -> list[RankState]:
 
 
 def _in_words(fabric: Fabric, operation: Operation) -> str:
-    made = fabric.made.get(operation.group, "")
+    made_at = fabric.made.get(operation.group, "")
     return operation_in_words(
         operation.kind,
         seq=operation.seq,
@@ -81,7 +81,7 @@ def _in_words(fabric: Fabric, operation: Operation) -> str:
         members=operation.members,
         world_size=fabric.world_size,
         group_name=operation.group_name,
-        made=made,
+        made_at=made_at,
     )
 
 
@@ -93,7 +93,7 @@ def _unmatched(fabric: Fabric) -> list[Unmatched]:
             sends = left.kind == "send"
             key = Unmatched(left.rank, sends, left.peer, left.tag, left.group, 0, left.where)
             counts[key] = counts.get(key, 0) + 1
-    return [replace(each, count=count) for each, count in counts.items()]
+    return [replace(message, count=count) for message, count in counts.items()]
 
 
 def explain_leftovers(fabric: Fabric) -> DeadlockError | None:
@@ -104,14 +104,14 @@ def explain_leftovers(fabric: Fabric) -> DeadlockError | None:
             continue
         stream = stream_of(left)
         for member in left.members:
-            theirs = fabric.entered[(*stream, member)]
-            missing = fabric.entered[(*stream, left.rank)] - theirs
-            if left.seq != theirs + 1 or member == left.rank:
+            entered = fabric.entered[(*stream, member)]
+            gap_size = fabric.entered[(*stream, left.rank)] - entered
+            if left.seq != entered + 1 or member == left.rank:
                 continue
-            before = gaps.get((*stream, member, missing))
-            others = (*before.others, left.rank) if before else (left.rank,)
-            gaps[(*stream, member, missing)] = Skipped(
-                member, others, missing, left.seq, left.signature(), left.where, _noun(left)
+            before = gaps.get((*stream, member, gap_size))
+            ranks_ahead = (*before.others, left.rank) if before else (left.rank,)
+            gaps[(*stream, member, gap_size)] = Skipped(
+                member, ranks_ahead, gap_size, left.seq, left.signature(), left.where, _noun(left)
             )
     states = fabric_states(fabric)
     over = all(phase in _ENDED for phase in fabric.phase)
@@ -124,7 +124,7 @@ def _noun(operation: Operation) -> str:
 
 def report_misuse(misuses: Sequence[Misuse]) -> None:
     """Warn of what an otherwise successful call did wrong with its handles, if anything."""
-    if text := explain_misuse((each.rank, each.words) for each in misuses):
+    if text := explain_misuse((misuse.rank, misuse.words) for misuse in misuses):
         touched = explain_misuse((e.rank, e.words) for e in misuses if e.did).splitlines()
         warn_each_time(MisuseWarning(text, touched))
 
@@ -140,9 +140,9 @@ def explain_misuse(misuses: Iterable[tuple[int, str]]) -> str:
     `misuses`: pairs of a rank and what it did, see `Misuse.words`.
     """
     together: dict[str, list[int]] = {}
-    for rank, words in misuses:
-        together.setdefault(words, []).append(rank)
-    return "\n".join(f"{names(sorted(set(ranks)))} {words}" for words, ranks in together.items())
+    for rank, description in misuses:
+        together.setdefault(description, []).append(rank)
+    return "\n".join(f"{names(sorted(set(ranks)))} {did}" for did, ranks in together.items())
 
 
 def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
@@ -150,13 +150,13 @@ def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
     states = fabric_states(fabric)
     first = operations[0]
     if first.kind not in ("send", "recv"):
-        entered = {each.rank: (each.signature(), each.where) for each in operations}
+        entered = {part.rank: (part.signature(), part.where) for part in operations}
         return collective_mismatch(
             first.seq, entered, first.members, states, _noun(first), mismatch.summary
         )
-    for each in operations:
-        doing = f"{_in_words(fabric, each)} {counted(each.numel, 'element')}"
-        states[each.rank] = RankState(each.rank, doing, each.where)
+    for operation in operations:
+        doing = f"{_in_words(fabric, operation)} {counted(operation.numel, 'element')}"
+        states[operation.rank] = RankState(operation.rank, doing, operation.where)
     return MismatchError(
         mismatch.summary,
         states,

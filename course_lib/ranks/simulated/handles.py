@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks._torch.this_thread import remove_mode, watch_with
-from course_lib.ranks.explain.lines import TORCH, is_ours
+from course_lib.ranks.explain.lines import TORCH, frames_from, is_ours
 from course_lib.ranks.explain.waiting import operation_in_words
 from course_lib.ranks.simulated.operation import Operation
 
@@ -36,7 +36,7 @@ class Misuse(NamedTuple):
     """One mistake with a handle."""
 
     rank: int
-    what: str
+    name: str
     """The operation, for example ``all_reduce #1``."""
     did: str
     """``read`` or ``wrote to``; empty if the rank never waited for the operation."""
@@ -50,8 +50,8 @@ class Misuse(NamedTuple):
         """What the rank did, as the end of a sentence."""
         at = f" ({self.launched})" if self.launched else ""
         if not self.did:
-            return f"never waited for {self.what}{at}: keep the handle and call its wait()."
-        return f"{self.did} the buffer of {self.what}{at} before its wait(): {self.where}."
+            return f"never waited for {self.name}{at}: keep the handle and call its wait()."
+        return f"{self.did} the buffer of {self.name}{at} before its wait(): {self.where}."
 
 
 class _Buffer(NamedTuple):
@@ -130,11 +130,11 @@ class Handles:
         """Delete the dispatch mode, because it holds a reference to the handles."""
         del self._mode
 
-    def _note(self, operation: Operation, did: str, where: str) -> None:
+    def _note(self, operation: Operation, did: str, line: str) -> None:
         if id(operation) not in self._reported and len(self.misuses) < MAX_MISUSES:
             self._reported.add(id(operation))
-            what = operation_in_words(operation.kind, seq=operation.seq, peer=operation.peer)
-            self.misuses.append(Misuse(operation.rank, what, did, operation.where, where))
+            name = operation_in_words(operation.kind, seq=operation.seq, peer=operation.peer)
+            self.misuses.append(Misuse(operation.rank, name, did, operation.where, line))
 
     # Operators --------------------------------------------------------------------------------
 
@@ -198,11 +198,9 @@ def _whose(name: str) -> str:
 
 
 def _launched_by_torch() -> bool:
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if whose := _whose(frame.f_code.co_filename):
-            return whose == "torch"
-        frame = frame.f_back
+    for frame in frames_from(sys._getframe(1)):
+        if owner := _whose(frame.f_code.co_filename):
+            return owner == "torch"
     return True
 
 
@@ -211,14 +209,14 @@ def _buffers(operation: Operation) -> list[_Buffer]:
     kind = KINDS[operation.kind]
     if kind.in_place:
         # Not written: the buffers of a broadcast's root and of a reduction's non-root ranks.
-        here = operation.peer == operation.rank
-        gets = operation.peer is None or here == kind.reduces
-        given = [(operation.inputs, gets)]
+        at_root = operation.peer == operation.rank
+        gets = operation.peer is None or at_root == kind.reduces
+        accesses = [(operation.inputs, gets)]
     else:
-        given = [(operation.inputs, False), (operation.outputs, True)]
+        accesses = [(operation.inputs, False), (operation.outputs, True)]
     return [
         _Buffer(operation, memory, *_extent(tensor), gets)
-        for tensors, gets in given
+        for tensors, gets in accesses
         for tensor in tensors
         if (memory := _memory(tensor)) is not None
     ]

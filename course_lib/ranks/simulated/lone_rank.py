@@ -39,21 +39,12 @@ def lone_rank(
         labels: file name → its name in messages for people; the mapping may grow later.
 
     """
-
-    def spend(seconds: float, flops: float) -> None:
-        if flops:
-            raise ValueError(
-                "compute(flops=…) does not work here, because the speed of the device is not "
-                "known: use compute(seconds=…)"
-            )
-        endpoint.spend(seconds)
-
     labels = {} if labels is None else labels
     context = SimulatedRank(rank, world_size, endpoint, locator(labels), labels=labels)
     with thread_worlds():
         try:
             join_world(context)
-            enter_rank(spend, endpoint.now, endpoint.ask)
+            enter_rank(endpoint.spend, endpoint.now, endpoint.ask)
             yield context
         finally:
             leave_world()

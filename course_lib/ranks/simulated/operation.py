@@ -89,8 +89,8 @@ class Operation:
 
     def check_tensors(self) -> None:
         """Raise ValueError, in words, unless it has the tensors that its kind needs."""
-        k, here = len(self.members), self.peer == self.rank
-        check_tensors(self.kind, self.inputs, self.outputs, k, here)
+        k, peer_is_self = len(self.members), self.peer == self.rank
+        check_tensors(self.kind, self.inputs, self.outputs, k, peer_is_self)
 
     def write(self, values: Iterable[torch.Tensor]) -> None:
         """Write the results, flat, into the outputs; for the network, not for the rank."""
@@ -149,15 +149,16 @@ def check_operation(operation: Operation) -> None:
     kind = KINDS[operation.kind]
     operation.check_tensors()
     if kind.reduces:
-        known = not why_not(operation.op, operation.sizing[0].dtype) if operation.sizing else False
+        sizing = operation.sizing
+        valid_op = bool(sizing) and not why_not(operation.op, sizing[0].dtype)
     else:
-        known = operation.op in _VARIANTS
+        valid_op = operation.op in _VARIANTS
     to_nobody = peer is None and (kind.to_one or kind.name == "send")
-    if not known or to_nobody:
+    if not valid_op or to_nobody:
         raise ValueError("the arguments of an operation do not fit together")
 
 
-_VARIANTS = {each.variant for each in (*COLLECTIVES, MONITORED_BARRIER)}
+_VARIANTS = {collective.variant for collective in (*COLLECTIVES, MONITORED_BARRIER)}
 
 
 def stream_of(operation: Operation) -> tuple[bool, str]:

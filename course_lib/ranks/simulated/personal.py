@@ -48,9 +48,9 @@ class Classes:
     def publish(self, function: Any) -> None:
         """Let pickle find, on any thread, the call's function and the functions that it uses."""
         used = getattr(function, "__globals__", {})
-        for each in (function, *used.values()) if used.get("__name__") == "__main__" else ():
-            if isinstance(each, types.FunctionType) and each.__module__ == "__main__":
-                self.functions[each.__name__] = each
+        for value in (function, *used.values()) if used.get("__name__") == "__main__" else ():
+            if isinstance(value, types.FunctionType) and value.__module__ == "__main__":
+                self.functions[value.__name__] = value
 
 
 _functions: dict[str, Any] = {}

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 
 from course_lib.ranks.costs.links import Links
-from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.mismatch import differing
 from course_lib.ranks.simulated.operation import Mismatch, Operation
 
@@ -51,16 +50,13 @@ class Messages:
     """The sends and receives of a fabric that have not met yet.
 
     Args:
-        network: says which sends are small enough to leave early.
-        links: carry the messages.
+        links: carry the messages; their network says which sends are small enough to leave early.
         end: called with each operation and its end, in virtual seconds.
 
     """
 
-    def __init__(
-        self, network: Network, links: Links, end: Callable[[Operation, float], None]
-    ) -> None:
-        self._eager_below = network.eager_below
+    def __init__(self, links: Links, end: Callable[[Operation, float], None]) -> None:
+        self._eager_below = links.network.eager_below
         self._links = links
         self._end = end
         self._pending: defaultdict[Envelope, _Pending] = defaultdict(_Pending)

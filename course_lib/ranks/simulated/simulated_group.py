@@ -10,8 +10,8 @@ all ranks may also keep a group (``torch.distributed.nn``): it works for each ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,11 +19,11 @@ import torch.distributed as dist
 
 from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of, why_not
 from course_lib.ranks._torch.python_group import PythonGroup
-from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known, stray_thread
+from course_lib.ranks._torch.thread_worlds import here, is_known, stray_thread
 from course_lib.ranks.explain.lines import own_lines
 from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.simulated.handles import Handles
-from course_lib.ranks.simulated.operation import NEW_GROUP, Operation
+from course_lib.ranks.simulated.operation import NEW_GROUP, Endpoint, Operation
 from course_lib.ranks.simulated.simulated_work import SimulatedWork, WorkQueue
 
 _GONE = (
@@ -33,8 +33,23 @@ _GONE = (
 
 
 @dataclass(eq=False)
-class SimulatedRank(RankContext):
-    """Everything that belongs to one rank during one call."""
+class SimulatedRank:
+    """Everything that belongs to one rank during one call: a thread needs it to be a rank."""
+
+    rank: int
+    world_size: int
+    endpoint: Endpoint
+    """The rank's side of the fabric."""
+    locate: Callable[[], str]
+    """Returns the line of user code that is running."""
+    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """File name of a cell → its name for people."""
+    world: object = field(default_factory=object)
+    """Distinguishes this world from others that have groups of the same names."""
+    stray: bool = field(default=False, init=False)
+    """Whether a thread that the rank has started has called ``torch.distributed``."""
+    libraries: set[str] = field(default_factory=set, init=False)
+    """What it has imported that keeps the rank in a class or module."""
 
     def __post_init__(self) -> None:
         self.works = WorkQueue()
@@ -147,8 +162,8 @@ class SimulatedProcessGroup(PythonGroup):
             works.append(self._post(kind.name, puts, gets, result, peer=root, op=reduction))
             if (limit := options.timeout.total_seconds()) > 0:
                 works[-1].limit(limit)
-        last: dist.Work = here().works.last(works)
-        return last
+        works[-1].before = works[:-1]  # they share one group, so they end in order
+        return works[-1]
 
     def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
         puts, gets = (tensors, []) if kind == "send" else ([], tensors)
@@ -185,7 +200,7 @@ class SimulatedProcessGroup(PythonGroup):
         context.endpoint.post(operation)
         return SimulatedWork(operation, context.endpoint, context.works, context.handles, result)
 
-    def _check(self, context: RankContext) -> None:
+    def _check(self, context: SimulatedRank) -> None:
         if context.rank not in self._members:
             raise RuntimeError(
                 f"rank {context.rank} is not in this process group, which has "

@@ -59,15 +59,10 @@ class WorkQueue:
         self._called.discard(backward)
         self.finish_until(lambda: False)
 
-    def finish_until(self, done: Callable[[], bool]) -> None:
-        """Wait for the works, in order, until `done` returns true or no work is left."""
-        while self._open and not done():  # a callback of a future may launch more works
+    def finish_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the works, in order, until `condition` returns true or no work is left."""
+        while self._open and not condition():  # a callback of a future may launch more works
             self._open.popleft().wait()
-
-    def last(self, works: list[SimulatedWork]) -> SimulatedWork:
-        """Return a work that is over when all are. They share one group, so they end in order."""
-        works[-1].also(works[:-1])
-        return works[-1]
 
 
 class SimulatedFuture(torch.futures.Future):  # type: ignore[type-arg]
@@ -124,16 +119,13 @@ class SimulatedWork(dist.Work):
         self._queue = queue
         self._handles = handles
         self._result = result
-        self._before: list[SimulatedWork] = []
+        self.before: list[SimulatedWork] = []
+        """Other works: this one ends only when they have ended, too."""
         self._future: SimulatedFuture | None = None
         self._delivered = False
         if operation.kind not in ("send", "recv"):
             queue.keep(self)
         handles.open(operation)
-
-    def also(self, works: list[SimulatedWork]) -> None:
-        """Make this work end only when `works` have ended, too."""
-        self._before = works
 
     def limit(self, seconds: float) -> None:
         """Set how many virtual seconds a wait may take."""
@@ -142,7 +134,7 @@ class SimulatedWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         self._handles.close(self._operation)
         if not self._delivered:
-            for work in self._before:
+            for work in self.before:
                 work.wait()
             self._wait_here(timeout.total_seconds())
             self._deliver()
@@ -155,12 +147,12 @@ class SimulatedWork(dist.Work):
         self._endpoint.wait(operation)
         if operation.missing is not None:
             late = names_inside(operation.missing)
-            why = f"{late} did not take part"
+            reason = f"{late} did not take part"
             if not operation.missing:
-                why = "its messages have not arrived yet"
+                reason = "its messages have not arrived yet"
             raise RuntimeError(
                 f"{operation.kind} did not end within its own time limit of {operation.limit:g} s: "
-                f"{why}"
+                f"{reason}"
             )
 
     def _deliver(self) -> None:

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ from course_lib.ranks.explain.words import names
 from course_lib.ranks.memory import Packed, pack
 from course_lib.ranks.output.displays import send_displays_of_thread_to
 from course_lib.ranks.output.printer import Item
-from course_lib.ranks.simulated.baton import Baton, Stopped, ThreadEndpoint
+from course_lib.ranks.simulated.baton import Baton, Stopped
 from course_lib.ranks.simulated.fabric import Fabric
 from course_lib.ranks.simulated.fabric_diagnosis import explain_leftovers, fabric_states
 from course_lib.ranks.simulated.handles import Misuse
@@ -45,8 +46,6 @@ from course_lib.ranks.simulated.rank_streams import RankStreams
 from course_lib.ranks.simulated.simulated_group import SimulatedRank
 from course_lib.ranks.simulated.virtual_time import virtual_time
 from course_lib.ranks.stopping import raise_in_thread
-
-Computation = Literal["declared", "counted", "measured"]
 
 _PATIENCE = 1.0
 """Seconds that the ranks have to end after they were told to end."""
@@ -59,29 +58,22 @@ _LOOK_EVERY = 0.05
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the calls of one `Ranks` have in common; `Ranks` explains it."""
-
-    world_size: int
-    network: Network
-    device: Device
-    computation: Computation
-
-
-@dataclass(frozen=True)
 class Job:
     """One call, as it is sent to the host."""
 
     owner: str
     """The `Ranks` object to which the call belongs: its key in the host."""
-    setting: Setting
+    world_size: int
+    network: Network
+    device: Device | None
+    """What computation costs; without one, only calls of `compute` cost time."""
     timeout: float | None
     """Limit in seconds of real time; ``None`` for no limit."""
     common: Packed
     """The part of the call that all ranks share."""
-    each: Sequence[Packed]
+    own_parts: Sequence[Packed]
     """What only one rank gets, in rank order; empty if there is no such part."""
-    known: frozenset[str]
+    known_classes: frozenset[str]
     """The classes of cells that the notebook has, by the names that cloudpickle gives them."""
 
 
@@ -126,13 +118,11 @@ class Run:
         show: Callable[[int, Item], None],
         halt: threading.Event,
     ) -> None:
-        setting = job.setting
         self.job = job
         self.common = job.common if job.common.size < _LARGE else job.common.moved_to_file()
-        self.world_size = setting.world_size
-        self.device = setting.device
-        self.fabric = Fabric(self.world_size, setting.network, worlds.made)
-        self.baton = Baton(self.fabric, measured=setting.computation == "measured")
+        self.world_size = job.world_size
+        self.fabric = Fabric(self.world_size, job.network, worlds.made)
+        self.baton = Baton(self.fabric)
         self.worlds = worlds
         self.show = show
         self.halt = halt
@@ -142,10 +132,10 @@ class Run:
         self.messages: queue.SimpleQueue[tuple[int, Item | None]] = queue.SimpleQueue()
         self.labels = labels
         self.locate = locator(labels)
-        self.endpoints = [
-            ThreadEndpoint(self.baton, rank, self._spender(rank)) for rank in range(self.world_size)
+        self.ranks = [
+            SimulatedRank(rank, self.world_size, self.baton, self.locate, worlds, labels=labels)
+            for rank in range(self.world_size)
         ]
-        self.ranks = [self._rank(rank) for rank in range(self.world_size)]
         self.threads = [
             threading.Thread(target=self._run, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(self.world_size)
@@ -164,7 +154,7 @@ class Run:
             stack.enter_context(no_profiler())
             put = self.messages.put
             streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
-            stack.enter_context(virtual_time())
+            stack.enter_context(virtual_time(self.fabric.clock, self._sleep))
             self.baton.states = [
                 PersonalState(rank, classes, before)
                 for rank, classes in enumerate(self.worlds.classes)
@@ -181,7 +171,7 @@ class Run:
                 self._take(0.0)
         log = pack([tuple(event) for event in self.fabric.events], inline=sys.maxsize)
         if halted is not None:
-            outcome = Outcome(log, halted, stuck=any(each.is_alive() for each in self.threads))
+            outcome = Outcome(log, halted, stuck=any(thread.is_alive() for thread in self.threads))
             if timeout is not None and not self.halt.is_set():
                 outcome.error = timed_out("call", timeout, halted)
             return outcome
@@ -202,7 +192,7 @@ class Run:
                 "code of the call.",
                 outcome.states,
             )
-        outcome.misused = [each for rank in self.ranks for each in rank.handles.misuses]
+        outcome.misused = [misuse for rank in self.ranks for misuse in rank.handles.misuses]
         if not outcome.failures and outcome.error is None:
             outcome.results = [self.results[rank] for rank in range(self.world_size)]
         return outcome
@@ -216,8 +206,7 @@ class Run:
         for rank in self.ranks:
             rank.handles.forget()
         self.fabric.forget()
-        self.fabric.close()
-        del self.threads, self.ranks, self.endpoints, self.baton
+        del self.threads, self.ranks, self.baton
 
     def _listen(self, deadline: float) -> bool:
         """Pass on what the ranks print until all have ended; return whether they have."""
@@ -267,31 +256,19 @@ class Run:
 
     # On the ranks' threads ----------------------------------------------------------------------
 
-    def _rank(self, rank: int) -> SimulatedRank:
-        return SimulatedRank(
-            rank,
-            self.world_size,
-            self.endpoints[rank],
-            self.locate,
-            self.worlds,
-            labels=self.labels,
-        )
-
     def _run(self, rank: int) -> None:
         raised = False
         try:
             self.baton.begin(rank)
             self._join(rank)
             with ExitStack() as stack:
-                each = self.job.each
-                call = join_call(self.common.read, each[rank].read_last() if each else [])
+                own_parts = self.job.own_parts
+                call = join_call(self.common.read, own_parts[rank].read_last() if own_parts else [])
                 self.worlds.classes[rank].publish(call.func)
-                if self.job.setting.computation == "counted":
-                    stack.enter_context(CountedOperators(self.device, self._spender(rank)))
-                self.baton.skip_time()
+                if (device := self.job.device) is not None:
+                    stack.enter_context(CountedOperators(device, partial(self._spend, rank)))
                 value = call()
                 self.ranks[rank].finish()
-                self.baton.count_time(self._spender(rank))
                 self.results[rank] = pack_result(value, self._pack)
         except Stopped as stopped:
             self.notes += notes_on(stopped)
@@ -310,27 +287,20 @@ class Run:
 
     def _pack(self, value: Any) -> Packed:
         """Pack a value for the way back to the notebook."""
-        return pack(value, inline=sys.maxsize, known=self.job.known)
+        return pack(value, inline=sys.maxsize, known_classes=self.job.known_classes)
 
     def _join(self, rank: int) -> None:
         send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
         torch.set_num_threads(1)  # otherwise sums would depend on the number of cores
-        spend = self._spender(rank)
         join_world(self.ranks[rank], self.worlds.of_rank[rank])
+        enter_rank(partial(self._spend, rank), lambda: self.fabric.clock[rank])
 
-        now = self.endpoints[rank].now
-        enter_rank(lambda seconds, flops: spend(seconds + self._flops_time(flops)), now)
+    def _spend(self, rank: int, seconds: float) -> None:
+        """Let a rank compute for `seconds`, or longer if its device is slow."""
+        factor = self.job.device.slowdown.get(rank, 1.0) if self.job.device else 1.0
+        self.fabric.advance(rank, seconds * factor, self.locate())
 
-    def _flops_time(self, flops: float) -> float:
-        if flops and self.device.flops == float("inf"):
-            raise ValueError("compute(flops=…) needs Ranks(…, device=Device(flops=…))")
-        return self.device.time(flops)
-
-    def _spender(self, rank: int) -> Callable[[float], None]:
-        factor = self.device.slowdown.get(rank, 1.0)
-
-        def spend(seconds: float) -> None:
-            self.fabric.advance(rank, seconds * factor, self.locate())
-
-        return spend
+    def _sleep(self, rank: int, seconds: float) -> None:
+        self._spend(rank, seconds)
+        self.baton.in_turn(rank)  # a rank that sleeps in a loop may wait for another rank

@@ -16,12 +16,12 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
-from course_lib.ranks._torch.thread_worlds import current
+from course_lib.ranks._torch.thread_worlds import current, replaced
 
 _WAITING = 100_000
 """Looks at an unchanged clock, about a tenth of a second, after which a rank waits for the time."""
@@ -35,28 +35,36 @@ def _waits_itself(caller: FrameType) -> bool:
 
 
 @contextmanager
-def virtual_time() -> Iterator[None]:
-    """Make the clocks of the module `time` virtual on the threads that are ranks."""
+def virtual_time(
+    clock: Sequence[float], sleep_on: Callable[[int, float], object]
+) -> Iterator[None]:
+    """Make the clocks of the module `time` virtual on the threads that are ranks.
+
+    Args:
+        clock: per rank, its time in seconds.
+        sleep_on: lets a rank sleep, for a number of seconds.
+
+    """
     started = time.time()
     looks: dict[int, tuple[float, int]] = {}
 
-    def look(rank: int, clock: Any) -> float:
-        now: float = clock.now()
+    def look(rank: int) -> float:
+        now = clock[rank]
         before, count = looks.get(rank, (now, 0))
         count = count + 1 if now == before else 1
         if count > _WAITING:
-            clock.sleep(_TICK)
-            now = clock.now()
+            sleep_on(rank, _TICK)
+            now = clock[rank]
         looks[rank] = now, count
         return now
 
     def instead(real: Callable[..., Any], of: Callable[[float], Any]) -> Callable[..., Any]:
         @functools.wraps(real)
-        def clock() -> Any:
+        def read() -> Any:
             context = None if _waits_itself(sys._getframe(1)) else current()
-            return real() if context is None else of(look(context.rank, context.endpoint))
+            return real() if context is None else of(look(context.rank))
 
-        return clock
+        return read
 
     real_sleep = time.sleep
 
@@ -68,7 +76,7 @@ def virtual_time() -> Iterator[None]:
         elif seconds < 0:
             raise ValueError("sleep length must be non-negative")
         else:
-            context.endpoint.sleep(seconds)
+            sleep_on(context.rank, seconds)
 
     clocks: dict[str, Callable[[float], Any]] = {
         "perf_counter": float,
@@ -78,11 +86,8 @@ def virtual_time() -> Iterator[None]:
         "monotonic_ns": lambda now: round(now * 1e9),
         "time_ns": lambda now: round((started + now) * 1e9),
     }
-    before = {name: getattr(time, name) for name in (*clocks, "sleep")}
     with ExitStack() as stack:
-        for name, function in before.items():
-            stack.callback(setattr, time, name, function)
         for name, of in clocks.items():
-            setattr(time, name, instead(before[name], of))
-        setattr(time, "sleep", sleep)  # noqa: B010  # mypy wants the real one's signature
+            stack.enter_context(replaced(time, name, instead(getattr(time, name), of)))
+        stack.enter_context(replaced(time, "sleep", sleep))
         yield

@@ -79,9 +79,9 @@ def styles_of(kinds: Sequence[str]) -> dict[str, Style]:
     for kind in unique:
         operation = kind.partition(",")[0]
         if operation in _OPERATIONS:
-            own = _look(_OPERATIONS.index(operation))
-            if own not in styles.values():
-                styles[kind] = own
+            operation_look = _look(_OPERATIONS.index(operation))
+            if operation_look not in styles.values():
+                styles[kind] = operation_look
     left = (look for i in itertools.count() if (look := _look(i)) not in styles.values())
     styles |= {kind: next(left) for kind in unique if kind not in styles}
     kinds = [*plain, *unique]
@@ -116,15 +116,15 @@ def draw_bars(
         return rows[bar.rank] - 0.5 + _GAP + min(bar.strip, strips - 1) * height
 
     shown = _merged(bars, longest * _RESOLUTION)
-    few = len(shown) <= MAX_BARS
-    _draw_each(axes, shown, styles if few else _plain(styles), longest, height, bottom)
+    detailed = len(shown) <= MAX_BARS
+    _draw_each(axes, shown, styles if detailed else _plain(styles), longest, height, bottom)
     axes.autoscale_view()
     every = -(-len(ranks) // _ROWS_NAMED)  # more names would overlap
     axes.set_yticks(range(0, len(ranks), every), [f"rank {rank}" for rank in ranks[::every]])
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     for line in range(1, len(ranks)):
         axes.axhline(line - 0.5, color="black", linewidth=0.3)
-    if few:
+    if detailed:
         _draw_links(axes, links, rows, height, strips)
         _write_labels(axes, shown, height, bottom)
 
@@ -168,7 +168,7 @@ def _draw_links(
     """Draw messages from the edge of the sender's bar to the edge of the receiver's bar."""
     if len(links) > _LINES:
         return
-    few = len(links) <= _ARROWS
+    as_arrows = len(links) <= _ARROWS
 
     def edge(at: tuple[int, int], other: tuple[int, int]) -> float:
         rank, strip = at
@@ -178,17 +178,17 @@ def _draw_links(
     for link in links:
         begin = (link.leaves, edge(link.sender, link.receiver))
         end = (link.arrives, edge(link.receiver, link.sender))
-        look = {"arrowstyle": "-|>" if few else "-", "linewidth": 0.9 if few else 0.4}
+        look = {"arrowstyle": "-|>" if as_arrows else "-", "linewidth": 0.9 if as_arrows else 0.4}
         look |= {"mutation_scale": 9, "shrinkA": 0, "shrinkB": 0, "color": "black"}
         axes.annotate("", end, begin, arrowprops=look, annotation_clip=False)
 
 
-def _visible_stops(shown: Sequence[Bar], least: float) -> list[float]:
+def _visible_stops(shown: Sequence[Bar], shortest: float) -> list[float]:
     """Return where the drawing of each bar stops: short bars are longer, but hide no other."""
     stops = []
     for bar, after in itertools.zip_longest(shown, shown[1:]):
         same_strip = after is not None and (bar.rank, bar.strip) == (after.rank, after.strip)
-        longer = min(bar.start + least, after.start) if same_strip else bar.start + least
+        longer = min(bar.start + shortest, after.start) if same_strip else bar.start + shortest
         stops.append(max(bar.stop, longer))
     return stops
 
@@ -225,7 +225,7 @@ def _write_labels(
         room = (bar.stop - bar.start) * points_per_unit
         # If a name does not fit with its group (after a space), it may fit without.
         names = (bar.label, bar.label.partition(" ")[0])
-        text = next((each for each in names if 0.65 * size * len(each) + 4 <= room), "")
+        text = next((name for name in names if 0.65 * size * len(name) + 4 <= room), "")
         if not text:
             continue
         axes.text(

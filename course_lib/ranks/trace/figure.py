@@ -22,8 +22,8 @@ def png_of(figure: Figure) -> bytes:
     full = io.BytesIO()
     figure.savefig(full, format="png", bbox_inches="tight")
     png = io.BytesIO()
-    few = Image.open(full).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    few.save(png, format="png", optimize=True)
+    reduced = Image.open(full).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    reduced.save(png, format="png", optimize=True)
     return png.getvalue()
 
 

@@ -42,29 +42,29 @@ def waits(events: Sequence[Event]) -> dict[int, Wait]:
     """
     all_waits = {}
     for send, receive in messages(events).items():
-        for one, other in ((send, receive), (receive, send)):
-            all_waits.update(_wait(events, one, [other]))
+        for index, other in ((send, receive), (receive, send)):
+            all_waits.update(_wait(events, index, [other]))
     together: dict[tuple[object, ...], list[int]] = {}
     for i, event in enumerate(events):
         if event.kind not in ("compute", "send", "recv"):
             key = (event.kind, event.group, event.group_name, event.seq)
             together.setdefault(key, []).append(i)
     for members in together.values():
-        for one in members:
-            event, others = events[one], members
+        for index in members:
+            event, awaited = events[index], members
             at_root = event.rank == event.peer
             if event.kind in _FROM_ROOT:
-                others = [i for i in members if events[i].rank == event.peer]
+                awaited = [i for i in members if events[i].rank == event.peer]
             elif event.kind in _TO_ROOT and not at_root:
-                others = []
-            all_waits.update(_wait(events, one, others))
+                awaited = []
+            all_waits.update(_wait(events, index, awaited))
     return all_waits
 
 
-def _wait(events: Sequence[Event], one: int, others: Iterable[int]) -> dict[int, Wait]:
-    start, end = events[one].start, events[one].end
-    last = max(others, key=lambda i: events[i].start, default=one)
+def _wait(events: Sequence[Event], index: int, awaited: Iterable[int]) -> dict[int, Wait]:
+    start, end = events[index].start, events[index].end
+    last = max(awaited, key=lambda i: events[i].start, default=index)
     came = events[last].start
     if not start < came <= end:
         return {}
-    return {one: Wait(events[last].rank, came)}
+    return {index: Wait(events[last].rank, came)}

@@ -19,9 +19,9 @@ class Table(str):
 
     def __new__(cls, rows: Sequence[Sequence[str]]) -> Table:
         """Make a table of `rows`. The first one is its head."""
-        made = super().__new__(cls, format_table(rows))
-        made._rows = rows
-        return made
+        table = super().__new__(cls, format_table(rows))
+        table._rows = rows
+        return table
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))  # otherwise IPython shows \n for the end of a line

@@ -1,10 +1,10 @@
-"""The figure of one trace, or of several traces one above the other."""
+"""The figure of a trace."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from course_lib.ranks.explain.words import counted, spans
 from course_lib.ranks.trace.bars import WAITS, Bar, Link, draw_bars, styles_of
@@ -23,57 +23,40 @@ _SHORT = 1 / 100
 """A wait shorter than this part of the whole time is neither drawn nor described."""
 
 
-class Timeline(NamedTuple):
-    """The events of one panel."""
-
-    events: Sequence[Event]
-    world_size: int
-
-
-def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
-    """Draw timelines, by title, one above the other on one axis of time.
+def draw_timeline(events: Sequence[Event], world_size: int, title: str = "") -> DescribedFigure:
+    """Draw what each rank did, and when.
 
     Each rank has a row, with a lane for computation and lanes for communication. A message is an
-    arrow. The part of an operation in which it waits for a different rank is blank. The same kind
-    of operation looks the same in all timelines. The figure's alternative text describes it.
-    Raises ValueError if there are no events.
+    arrow. The part of an operation in which it waits for a different rank is blank. The figure's
+    alternative text describes it. Raises ValueError if there are no events.
     """
-    if not all(each.events for each in timelines.values()):
+    if not events:
         raise ValueError("the trace is empty: run something that communicates first")
     from matplotlib.patches import Patch
 
     from course_lib.ranks.trace.figure import DescribedFigure
 
-    together = [event for each in timelines.values() for event in each.events]
-    look = _looks(together)
-    longest = max(event.end for event in together)
+    longest = max(event.end for event in events)
     unit, scale = unit_of(longest)
-    placed = {title: with_lanes(each.events) for title, each in timelines.items()}
-    bars = {
-        title: _bars(placed[title], each.world_size, look, longest * _SHORT)
-        for title, each in timelines.items()
-    }
-    in_order = sorted((bar for each in bars.values() for bar in each), key=lambda bar: bar.start)
-    styles = styles_of([bar.kind for bar in in_order])
-    lanes = {title: min(MAX_LANES, max(lane for _, lane in p)) + 1 for title, p in placed.items()}
-    heights = [_height(lanes[title], each.world_size) for title, each in timelines.items()]
-    figure = DescribedFigure(figsize=(9, sum(heights)), dpi=100, layout="constrained")
-    panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (title, each) in zip(panels, timelines.items(), strict=True):
-        axes.set_xlim(0, longest * scale * 1.01)
-        draw_bars(
-            axes,
-            [bar._replace(start=bar.start * scale, stop=bar.stop * scale) for bar in bars[title]],
-            styles,
-            ranks=range(each.world_size),
-            strips=lanes[title],
-            links=_links(placed[title], scale),
-        )
-        axes.set_xlim(0, longest * scale * 1.01)
-        axes.spines[["top", "right"]].set_visible(False)
-        if len(timelines) > 1:
-            axes.set_title(title, loc="left", fontsize=11)
-    panels[-1].set_xlabel(f"time ({unit})")
+    placed = with_lanes(events)
+    lanes = min(MAX_LANES, max(lane for _, lane in placed)) + 1
+    bars = _bars(placed, world_size, _looks(events), longest * _SHORT)
+    styles = styles_of([bar.kind for bar in sorted(bars, key=lambda bar: bar.start)])
+    size = (9, _height(lanes, world_size))
+    figure = DescribedFigure(figsize=size, dpi=100, layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlim(0, longest * scale * 1.01)
+    draw_bars(
+        axes,
+        [bar._replace(start=bar.start * scale, stop=bar.stop * scale) for bar in bars],
+        styles,
+        ranks=range(world_size),
+        strips=lanes,
+        links=_links(placed, scale),
+    )
+    axes.set_xlim(0, longest * scale * 1.01)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(f"time ({unit})")
     figure.legend(
         handles=[
             Patch(facecolor=color, edgecolor="black", hatch=hatch, label=kind)
@@ -83,11 +66,10 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
         ncols=min(5, len(styles)),
         frameon=False,
     )
-    if len(timelines) == 1 and (title := next(iter(timelines))):
+    figure.alt = in_words(events, world_size)
+    if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.alt = " ".join(
-        (f"{title}: " if title else "") + in_words(each) for title, each in timelines.items()
-    )
+        figure.alt = f"{title}: {figure.alt}"
     return figure
 
 
@@ -132,15 +114,14 @@ def _looks(events: Sequence[Event]) -> Callable[[Event], str]:
 
     The name is the event's kind. If this gives few names in all, its group is added.
     """
-    named = {(event.kind, event.group_name) for event in events}
-    if len(named) > _LOOKS:
+    kinds_and_groups = {(event.kind, event.group_name) for event in events}
+    if len(kinds_and_groups) > _LOOKS:
         return lambda event: event.kind
     return lambda event: ", ".join(filter(None, [event.kind, event.group_name]))
 
 
-def in_words(timeline: Timeline) -> str:
-    """Return a description of a timeline, for people who cannot see it."""
-    events, k = timeline.events, timeline.world_size
+def in_words(events: Sequence[Event], k: int) -> str:
+    """Return a description of the timeline of `k` ranks, for people who cannot see it."""
     makespan = max(event.end for event in events)
     unit, scale = unit_of(makespan)
     calls = Counter(event.kind for event in events if event.kind != "compute")
@@ -154,11 +135,11 @@ def in_words(timeline: Timeline) -> str:
         sum(e.end - e.start for e in events if e.rank == rank and e.kind == "compute") / makespan
         for rank in range(k)
     ]
-    least, most = f"{100 * min(busy):.0f}", f"{100 * max(busy):.0f}"
-    share = f"{most} %" if least == most else f"{least} to {most} %"
+    lowest, highest = f"{100 * min(busy):.0f}", f"{100 * max(busy):.0f}"
+    share = f"{highest} %" if lowest == highest else f"{lowest} to {highest} %"
     longest = max(
         ((wait.until - events[i].start, i, wait) for i, wait in waits(events).items()),
-        key=lambda each: (each[0], -each[1]),
+        key=lambda candidate: (candidate[0], -candidate[1]),
         default=None,
     )
     waited = ""
@@ -186,6 +167,6 @@ def _height(lanes: int, world_size: int) -> float:
 
 def _name(event: Event, world_size: int) -> str:
     """Return the text in an event's bar: the operation, and its group if it is not all ranks."""
-    named = {"send": f"→{event.peer}", "recv": f"←{event.peer}", "compute": ""}
+    short_names = {"send": f"→{event.peer}", "recv": f"←{event.peer}", "compute": ""}
     members = "" if len(event.group) == world_size else spans(event.group)
-    return named.get(event.kind, f"{event.kind} {members}".rstrip())
+    return short_names.get(event.kind, f"{event.kind} {members}".rstrip())

@@ -19,7 +19,7 @@ from course_lib.ranks.explain.words import counted, format_bytes
 from course_lib.ranks.trace.event import Event, group_label
 from course_lib.ranks.trace.lanes import with_lanes
 from course_lib.ranks.trace.table import Table
-from course_lib.ranks.trace.timeline import Timeline, draw_timelines
+from course_lib.ranks.trace.timeline import draw_timeline
 
 if TYPE_CHECKING:
     from course_lib.ranks.trace.figure import DescribedFigure
@@ -143,11 +143,6 @@ class Trace:
             rows.append(row)
         return Table(rows)
 
-    @property
-    def timeline(self) -> Timeline:
-        """The input of `draw_timelines`, which draws several traces one above the other."""
-        return Timeline(self.events, self.world_size)
-
     def plot(self, *, title: str = "") -> DescribedFigure:
         """Draw the ranks over time, computation above communication; return the figure.
 
@@ -160,7 +155,7 @@ class Trace:
             ValueError: there is nothing to draw.
 
         """
-        figure = draw_timelines({title: self.timeline})
+        figure = draw_timeline(self.events, self.world_size, title)
         figure.show_when_the_cell_ends()
         return figure
 

@@ -26,8 +26,8 @@ from course_lib.checking import (
     time_within,
 )
 from course_lib.checking.expectations import operations, received, sent
+from course_lib.cost_model import ring_all_reduce_time
 from course_lib.ranks import Ranks, Trace, compute
-from course_lib.ranks.costs.collective_time import collective_time
 
 pytestmark = pytest.mark.every_case
 NUMBERS = 1000
@@ -113,7 +113,9 @@ def test_a_finding_names_the_line_the_peer_and_the_rank() -> None:
 
 def test_time_against_the_formula() -> None:
     def formula(case: Case, network: Any) -> float:
-        return collective_time("all_reduce", network, case.world_size, 4 * NUMBERS, itemsize=4)
+        longest_piece = -(-NUMBERS // case.world_size)
+        nbytes = 4 * longest_piece * case.world_size
+        return ring_all_reduce_time(nbytes, case.world_size, network)
 
     def twice() -> None:
         all_reduce()

@@ -16,14 +16,14 @@ from tests.helpers.kernels import wait_until_gone
 KINDS = [{"on": "cpu"}, {"on": "cpu", "metered": False}, {"on": "simulated"}]
 
 
-def without_end(begun: Path) -> None:
-    begun.touch()
+def without_end(marker: Path) -> None:
+    marker.touch()
     while True:
         dist.barrier()
 
 
-def without_end_and_without_messages(begun: Path) -> None:
-    begun.touch()
+def without_end_and_without_messages(marker: Path) -> None:
+    marker.touch()
     for _ in iter(int, 1):
         pass
 
@@ -33,10 +33,10 @@ def without_end_and_without_messages(begun: Path) -> None:
 def test_a_call_is_told_that_its_ranks_are_closed(
     kind: dict[str, Any], program: Any, tmp_path: Path
 ) -> None:
-    begun = tmp_path / "begun"
+    marker = tmp_path / "begun"
 
     def closes() -> None:
-        while not begun.exists():
+        while not marker.exists():
             time.sleep(0.01)
         ranks.close()
 
@@ -46,10 +46,10 @@ def test_a_call_is_told_that_its_ranks_are_closed(
     closing = threading.Thread(target=closes, daemon=True)
     closing.start()
     with pytest.raises(RanksError, match="Another thread closed the ranks while they ran"):
-        ranks.run(program, begun)
+        ranks.run(program, marker)
     closing.join()
     with pytest.raises(RanksError, match="closed"):
         ranks.run(dist.barrier)
     assert not wait_until_gone(pids)
-    with Ranks(2, **kind) as others:  # they do not share what was closed
-        others.run(dist.barrier)
+    with Ranks(2, **kind) as further:  # they do not share what was closed
+        further.run(dist.barrier)

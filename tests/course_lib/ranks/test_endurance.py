@@ -27,12 +27,12 @@ def private_bytes(pid: int) -> int:
 def step(number: int) -> float:
     """Send to the next rank, and add up what came."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mine, theirs = torch.full((50,), float(rank + number)), torch.empty(50)
-    sending = dist.isend(mine, (rank + 1) % size)
-    dist.recv(theirs, (rank - 1) % size)
+    outgoing, incoming = torch.full((50,), float(rank + number)), torch.empty(50)
+    sending = dist.isend(outgoing, (rank + 1) % size)
+    dist.recv(incoming, (rank - 1) % size)
     sending.wait()
-    dist.all_reduce(theirs)
-    return float(theirs[0])
+    dist.all_reduce(incoming)
+    return float(incoming[0])
 
 
 @pytest.mark.large
@@ -50,5 +50,5 @@ def test_thousands_of_calls_leave_nothing_behind(on: str) -> None:
         for number in range(CALLS):
             assert ranks.run(step, number) == [2.0 * number + 1.0] * 2
         grown = [private_bytes(pid) - was for pid, was in zip(watched, before, strict=True)]
-    print(f"{on}: {[round(each / 2**20, 2) for each in grown]} MiB over {CALLS} calls")
+    print(f"{on}: {[round(growth / 2**20, 2) for growth in grown]} MiB over {CALLS} calls")
     assert max(grown) <= allowed

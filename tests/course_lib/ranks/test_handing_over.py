@@ -101,7 +101,7 @@ def test_arguments_that_share_memory_arrive_with_their_values(ranks: Ranks, size
     x = torch.arange(float(size))
     views = [x, x[1:], x.view(2, -1).t(), x[:0]]
     for returned in ranks.run(same, views):
-        assert all(torch.equal(one, other) for one, other in zip(views, returned, strict=True))
+        assert all(torch.equal(view, other) for view, other in zip(views, returned, strict=True))
 
 
 def test_every_call_begins_with_what_the_cell_says(ranks: Ranks) -> None:
@@ -118,9 +118,9 @@ def test_every_call_begins_with_what_the_cell_says(ranks: Ranks) -> None:
 class MessageAlone(Exception):
     """Its arguments are not those of its ``__init__``."""
 
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
-        self.one = one
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+        self.one = first
 
 
 class TravelsWrongly(Exception):
@@ -137,7 +137,7 @@ class Locked(Exception):
 
 
 @pytest.mark.parametrize(
-    ("make", "message", "seen"),
+    ("make", "message", "attributes"),
     [
         (lambda: MessageAlone(1, 2), "1 and 2", {"one": 1}),
         (lambda: TravelsWrongly("away"), "away", None),
@@ -145,7 +145,7 @@ class Locked(Exception):
     ],
 )
 def test_an_exception_with_arguments_of_its_own_is_told_whole(
-    ranks: Ranks, make: Callable[[], Exception], message: str, seen: dict[str, Any] | None
+    ranks: Ranks, make: Callable[[], Exception], message: str, attributes: dict[str, Any] | None
 ) -> None:
     def fails() -> None:
         raise make()
@@ -155,11 +155,11 @@ def test_an_exception_with_arguments_of_its_own_is_told_whole(
     expected, error = make(), caught.value
     assert f"raised {type(expected).__name__}: {message}" in error.summary
     assert "test_handing_over.py, line" in error.summary
-    if seen is not None:
+    if attributes is not None:
         original: Any = error.original
         assert type(original) is type(expected)
         assert (str(original), original.args) == (str(expected), expected.args)
-        assert {name: getattr(original, name) for name in seen} == seen
+        assert {name: getattr(original, name) for name in attributes} == attributes
 
 
 def test_a_handle_that_is_returned_is_refused_in_words(ranks: Ranks) -> None:
@@ -189,7 +189,7 @@ def total(x: Any) -> Any:
 
 @total.register
 def _(x: list) -> Any:  # type: ignore[type-arg]
-    return sum(total(each) for each in x)
+    return sum(total(item) for item in x)
 
 
 class Cached:
@@ -225,13 +225,13 @@ def test_the_variable_that_cannot_be_sent_is_named(ranks: Ranks) -> None:
     def deep() -> Any:
         return [Holder.lock for _ in held]
 
-    for function, words in (
+    for function, message in (
         (lambda: LOCK.locked(), r"it uses LOCK \(lock\)"),
         (lambda: next(GENERATOR), r"it uses GENERATOR \(generator\)"),
         (lambda: held, r"it uses held\['a'\]\[1\] \(generator\)"),
         (functools.partial(deep), r"it uses Holder\.lock \(lock\)"),
     ):
-        with pytest.raises(TypeError, match=f"the function cannot be sent.* {words}"):
+        with pytest.raises(TypeError, match=f"the function cannot be sent.* {message}"):
             ranks.run(function)
 
 
@@ -267,10 +267,10 @@ def test_modules_that_a_function_reaches_are_imported_where_it_arrives() -> None
         lambda: package.dom.minidom.parseString("<a/>").documentElement.tagName,
         lambda: torch.backends.cudnn.benchmark,  # a module of a class of its own
     ):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", read],
             input=pack(function).inline,
             capture_output=True,
             timeout=300,
         )
-        assert done.stdout.split() == [str(function()).encode()], done.stderr.decode()
+        assert completed.stdout.split() == [str(function()).encode()], completed.stderr.decode()

@@ -15,10 +15,10 @@ SPARE = 0.2
 """Share of the argument's size that a process may take in addition."""
 
 
-def memory(what: str) -> int:
+def memory(name: str) -> int:
     """Return one of the sums that the system keeps of this process's memory, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def forget_peak() -> int:
@@ -47,11 +47,11 @@ def test_a_large_argument_is_copied_at_most_once_per_rank(on: str, size: int) ->
     with Ranks(WORLD_SIZE, on=on) as ranks:
         ranks.run(read_then_write, torch.ones(1 << 20))  # what the first call loads
         before = ranks.run(forget_peak)
-        here = forget_peak()
+        own_peak = forget_peak()
         start = time.monotonic()
         answers = ranks.run(read_then_write, argument)
         seconds = time.monotonic() - start
-        here = memory("VmHWM") - here
+        own_peak = memory("VmHWM") - own_peak
     totals, read, peaks = zip(*answers, strict=True)
     grown = [peak - was for peak, was in zip(peaks, before, strict=True)]
     print(f"{on}: {size >> 20} MiB in {seconds:.2f} s, {[round(g / size, 2) for g in grown]}")
@@ -59,7 +59,7 @@ def test_a_large_argument_is_copied_at_most_once_per_rank(on: str, size: int) ->
     assert argument[-1] == 1
     assert max(read) < SPARE * size  # as long as nobody writes, there is one for all
     if on == "simulated":  # all in this process: one copy for all, and one of each rank
-        assert here < (WORLD_SIZE + 1 + SPARE) * size
+        assert own_peak < (WORLD_SIZE + 1 + SPARE) * size
     else:
-        assert here < SPARE * size
+        assert own_peak < SPARE * size
         assert max(grown) < (1 + SPARE) * size

@@ -55,8 +55,8 @@ def test_the_cause_is_named(index: int, carrier: str) -> None:
     if carrier == "sockets" and not crosses_sockets(bug):
         pytest.skip("this carrier is not told")
     if bug.differs:
-        both = all(tells(bug, outcome(index, each)) for each in ("cpu", "simulated"))
-        assert not both, "it differs no longer: take away the note"
+        told_by_both = all(tells(bug, outcome(index, on)) for on in ("cpu", "simulated"))
+        assert not told_by_both, "it differs no longer: take away the note"
         return
     assert tells(bug, outcome(index, carrier)), outcome(index, carrier)
     assert ranks_on(carrier, 4).run(dist.get_rank) == [0, 1, 2, 3]
@@ -71,8 +71,8 @@ def cause(bug: Bug, error: Exception | None) -> str:
         same: dict[str, list[int]] = {}
         for state in error.states:
             same.setdefault(state.doing, []).append(state.rank)
-        told = [f"{names(ranks)}: {doing}" for doing, ranks in same.items() if doing != "finished"]
-        return f"{summary} {'; '.join(told)}"
+        calls = [f"{names(ranks)}: {doing}" for doing, ranks in same.items() if doing != "finished"]
+        return f"{summary} {'; '.join(calls)}"
     if isinstance(error, DeadlockError):
         lines = error.detail.splitlines()
         return next((line for line in lines if bug.words[0] in line), lines[0])
@@ -85,15 +85,15 @@ def page() -> str:
     It is a list, which also a phone shows, by exception: that is what one has read.
     """
     parts = [_HEAD]
-    for error, told in _ERRORS.items():
-        parts.append(f"## {error.__name__}: {told}\n")
+    for error, heading in _ERRORS.items():
+        parts.append(f"## {error.__name__}: {heading}\n")
         for index, bug in enumerate(BUGS):
             if bug.error is error:
-                said = cause(bug, outcome(index, "simulated"))
-                said = re.sub(r" *\((\S+|Cell In.*), line \d+\)", "", said)
-                said = said.replace("<", r"\<")  # or Markdown would take it for a tag
-                said += f" (CPU ranks: {bug.differs})" if bug.differs else ""
-                parts.append(f"- **{bug.what}**\\\n  {said}")
+                sentence = cause(bug, outcome(index, "simulated"))
+                sentence = re.sub(r" *\((\S+|Cell In.*), line \d+\)", "", sentence)
+                sentence = sentence.replace("<", r"\<")  # or Markdown would take it for a tag
+                sentence += f" (CPU ranks: {bug.differs})" if bug.differs else ""
+                parts.append(f"- **{bug.what}**\\\n  {sentence}")
         parts.append("")
     return "\n".join([*parts, ""])
 
@@ -118,8 +118,8 @@ def test_the_page_says_what_the_ranks_say() -> None:
         pytest.skip("the page quotes another PyTorch")
     assert {bug.error for bug in BUGS} == _ERRORS.keys()
     assert listed == page(), "python -m tests.course_lib.ranks.test_student_bugs"
-    told = f"{len(BUGS) - len(NOT_UNDER_TORCHRUN)} of these {len(BUGS)} mistakes"
-    assert told in foot and all(what in foot for what in NOT_UNDER_TORCHRUN)
+    count = f"{len(BUGS) - len(NOT_UNDER_TORCHRUN)} of these {len(BUGS)} mistakes"
+    assert count in foot and all(mistake in foot for mistake in NOT_UNDER_TORCHRUN)
 
 
 if __name__ == "__main__":

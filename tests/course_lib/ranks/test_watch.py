@@ -37,13 +37,13 @@ HERE = [index for index, bug in enumerate(BUGS) if bug.what not in NOT_UNDER_TOR
 def test_the_cause_is_named(index: int, tmp_path: Path) -> None:
     bug = BUGS[index]
     (tmp_path / "train.py").write_text(BUG)
-    words = ("-m", "course_lib.ranks.watch", "train.py", str(index))
-    job = torchrun(tmp_path, *words, ranks=4 if index else 2)  # two suffice for the first
+    arguments = ("-m", "course_lib.ranks.watch", "train.py", str(index))
+    job = torchrun(tmp_path, *arguments, ranks=4 if index else 2)  # two suffice for the first
     printed = output_of(job)
-    told = told_by(printed)
-    assert told.startswith(f"{bug.error.__name__}:"), printed
+    report = told_by(printed)
+    assert report.startswith(f"{bug.error.__name__}:"), printed
     for word in bug.words:
-        assert word.lower() in told.lower(), told
+        assert word.lower() in report.lower(), report
     assert printed.count(TOLD) == 1
     left = [
         path
@@ -127,9 +127,9 @@ def line_of(script: str, text: str) -> str:
 def test_a_killed_rank_is_named_with_its_last_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(KILLED)
     printed = output_of(torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3))
-    told = told_by(printed)
-    assert "Rank 1's process ended" in told, printed
-    assert f"process ended        {line_of(KILLED, 'time.sleep')}" in told, told
+    report = told_by(printed)
+    assert "Rank 1's process ended" in report, printed
+    assert f"process ended        {line_of(KILLED, 'time.sleep')}" in report, report
     assert printed.count(TOLD) == 1
 
 
@@ -150,11 +150,11 @@ if rank == 1:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("what", ["collective", "message"])
-def test_after_the_groups_limit_pytorch_ends_the_job(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("operation", ["collective", "message"])
+def test_after_the_groups_limit_pytorch_ends_the_job(operation: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LIMITED)
     start = time.monotonic()
-    job = torchrun(tmp_path, "train.py", what, ranks=2)
+    job = torchrun(tmp_path, "train.py", operation, ranks=2)
     printed = output_of(job)
     assert time.monotonic() - start < 300  # PyTorch's own limit is half an hour
     assert "Rank 0 raised RuntimeError" in told_by(printed), printed

@@ -161,7 +161,7 @@ class Sly(float):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ((0, {"loss": Foo()}), r"result\[1\]\['loss'\] is of type .*Foo; return tensors, num"),
         ([Sly(1.0)], r"result\[0\] is of type .*Sly;"),
@@ -180,8 +180,8 @@ class Sly(float):
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_what_is_not_plain_is_refused_by_name(value: object, told: str) -> None:
-    with pytest.raises(NotPlainError, match=told):
+def test_what_is_not_plain_is_refused_by_name(value: object, message: str) -> None:
+    with pytest.raises(NotPlainError, match=message):
         encode(value)
 
 
@@ -301,12 +301,12 @@ def test_truncations_and_bit_flips_only_ever_raise_wire_error() -> None:
 def test_a_reader_finds_the_same_values_however_the_stream_is_cut(
     values: list[Any], data: st.DataObject
 ) -> None:
-    stream, reader, found = b"".join(map(encode, values)), Reader(), list[Any]()
+    stream, reader, received = b"".join(map(encode, values)), Reader(), list[Any]()
     while stream:
         size = data.draw(st.integers(1, len(stream)))
-        found += reader.feed(stream[:size])
+        received += reader.feed(stream[:size])
         stream = stream[size:]
-    assert same(found, values) and not reader.held
+    assert same(received, values) and not reader.held
 
 
 @pytest.mark.parametrize("start", [header(1, 99), header(2**24), b"DDPx" + bytes(12)])
@@ -329,21 +329,21 @@ def test_random_streams_only_ever_raise_wire_error(pieces: list[bytes]) -> None:
 
 
 def test_a_message_arrives_whole_with_its_descriptors_and_its_end_is_told() -> None:
-    ours, theirs = socket.socketpair()
+    receiver, sender = socket.socketpair()
     value = {"large": torch.arange(10**6), "bytes": bytes(10)}
-    with ours, theirs, open(__file__) as file:
-        writer = threading.Thread(target=send, args=(theirs, value))
+    with receiver, sender, open(__file__) as file:
+        writer = threading.Thread(target=send, args=(sender, value))
         writer.start()
-        assert same(receive(ours), value)
+        assert same(receive(receiver), value)
         writer.join()
-        send(theirs, 1, [file.fileno()])
-        data, (got,), _, _ = socket.recv_fds(ours, 1000, 4)
+        send(sender, 1, [file.fileno()])
+        data, (got,), _, _ = socket.recv_fds(receiver, 1000, 4)
         assert list(Reader().feed(data)) == [1] and os.fstat(got) == os.fstat(file.fileno())
         os.close(got)
-        theirs.sendall(encode(value)[:40])
-        theirs.close()
+        sender.sendall(encode(value)[:40])
+        sender.close()
         with pytest.raises(EOFError):
-            receive(ours)
+            receive(receiver)
 
 
 def test_the_largest_skeleton_is_read_in_seconds() -> None:

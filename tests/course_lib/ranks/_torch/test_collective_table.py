@@ -12,4 +12,4 @@ def test_every_collective_has_an_effect_a_cost_and_a_way_to_ask_for_it() -> None
     collectives = KINDS.keys() - MESSAGES
     assert {name for name, kind in KINDS.items() if kind.effect} == collectives
     assert COSTS.keys() == collectives
-    assert {each.kind for each in COLLECTIVES} == collectives
+    assert {collective.kind for collective in COLLECTIVES} == collectives

@@ -28,8 +28,8 @@ def test_the_backend_is_called_as_pytorch_calls_it(kind: dict[str, Any]) -> None
     def names() -> list[object]:
         from torch.distributed import get_backend  # as some scripts have it
 
-        of_two, asked = dist.new_group([0, 1]), dist.new_group([0, 1], backend="gloo")
-        groups = [None, of_two, asked]
+        of_two, of_gloo = dist.new_group([0, 1]), dist.new_group([0, 1], backend="gloo")
+        groups = [None, of_two, of_gloo]
         return [
             *(dist.get_backend(group) for group in groups),
             *(dist.get_backend_config(group) for group in groups),
@@ -87,11 +87,13 @@ def test_a_wait_with_a_limit_of_its_own_ends_by_it(on: Any, waits: Any, late: bo
         return "nothing"
 
     with Ranks(3, on=on, timeout=60) as ranks:
-        said = ranks.run(program)
-        assert said[1] == ""
+        messages = ranks.run(program)
+        assert messages[1] == ""
         # When one rank has given up, gloo tells the other that its connection is gone.
-        assert "nothing" not in said, said
-        assert any("within its own time limit of 0.3 s" in words for words in said), said
+        assert "nothing" not in messages, messages
+        assert any("within its own time limit of 0.3 s" in message for message in messages), (
+            messages
+        )
         ranks.run(dist.barrier)  # the next call works
 
 
@@ -112,13 +114,13 @@ def test_a_collective_that_is_refused_has_not_taken_place(kind: dict[str, Any]) 
     def program() -> tuple[bool, float]:
         part, refused = torch.empty(1), False
         parts = [torch.tensor([10.0 + rank]) for rank in range(3)]
-        mine = parts if dist.get_rank() == 0 else None
-        if mine is not None:
+        root_parts = parts if dist.get_rank() == 0 else None
+        if root_parts is not None:
             try:
-                dist.scatter(part, mine[:1], src=0)
+                dist.scatter(part, root_parts[:1], src=0)
             except (RuntimeError, ValueError):
                 refused = True
-        dist.scatter(part, mine, src=0)
+        dist.scatter(part, root_parts, src=0)
         return refused, part.item()
 
     with Ranks(3, timeout=60, **kind) as ranks:
@@ -168,5 +170,7 @@ def test_pytorch_s_flight_recorder_may_be_on() -> None:
     """PyTorch 2.15 attached it to every group, also to those of Python, where it failed."""
     environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
     command = [sys.executable, "-c", WITH_RECORDER]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr

@@ -35,19 +35,19 @@ class AnyEndpoint:
 def test_our_world_has_every_attribute_of_pytorchs() -> None:
     ordinary = distributed_c10d._World
     properties = {n for n in vars(ordinary) if isinstance(vars(ordinary)[n], property)}
-    there: set[str] = set()
+    attributes: set[str] = set()
 
     def rank() -> None:
         thread_worlds.join_world(simulated_rank(0, 1))
-        there.update(n for n in properties if hasattr(distributed_c10d._world, n))
+        attributes.update(n for n in properties if hasattr(distributed_c10d._world, n))
         thread_worlds.leave_world()
 
     with thread_worlds.thread_worlds():
         thread = threading.Thread(target=rank)
         thread.start()
         thread.join()
-    missing = properties - there
-    assert not missing, f"PyTorch {torch.__version__} keeps more in its world: {missing}"
+    lacking = properties - attributes
+    assert not lacking, f"PyTorch {torch.__version__} keeps more in its world: {lacking}"
 
 
 def test_the_backend_is_for_simulated_ranks_only() -> None:

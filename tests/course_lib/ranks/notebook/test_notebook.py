@@ -23,13 +23,13 @@ def shared() -> Iterator[Kernel]:
     """A kernel with two ranks, for tests that leave it in order: to start one takes seconds."""
     spec = json.loads((KERNELSPEC / "kernel.json").read_text())
     assert spec["display_name"] == "Data Parallel (multi-rank)"
-    with kernel(extra_arguments=spec["argv"][5:]) as made:
-        assert not made.run("%ranks 2 --on cpu").error
+    with kernel(extra_arguments=spec["argv"][5:]) as notebook:
+        assert not notebook.run("%ranks 2 --on cpu").error
         # Each worker of pytest has its own kernel, and no test knows which others came before it.
-        made.run("import os, time, torch, torch.distributed as dist")
+        notebook.run("import os, time, torch, torch.distributed as dist")
         # On a busy machine two ranks may print the same line far apart.
-        made.run("from course_lib.ranks.output import printer\nprinter.LINE_WINDOW = 5.0")
-        yield made
+        notebook.run("from course_lib.ranks.output import printer\nprinter.LINE_WINDOW = 5.0")
+        yield notebook
 
 
 @pytest.fixture(scope="module", params=["cpu", "simulated"])
@@ -49,17 +49,17 @@ def pids(text: str) -> list[int]:
 
 def test_prints_stream(shared: Kernel, tmp_path: Path) -> None:
     """The ranks do not go on before somebody has seen what they printed."""
-    seen = tmp_path / "seen"
+    marker = tmp_path / "seen"
     request = shared.start(
         "def program():\n"
         "    print('begun')\n"
-        f"    while not os.path.exists({str(seen)!r}):\n"
+        f"    while not os.path.exists({str(marker)!r}):\n"
         "        time.sleep(0.01)\n"
         "    print('seen')\n"
         "ranks.run(program);"
     )
     shared.wait_for_text(request, "[ranks 0-1] begun")
-    seen.touch()
+    marker.touch()
     assert shared.finish(request).text == "[ranks 0-1] seen\n"
 
 
@@ -169,9 +169,9 @@ def test_a_cell_that_runs_again_has_its_new_number(pair: Kernel) -> None:
 
 def test_variables_travel_between_notebook_and_ranks(pair: Kernel) -> None:
     pair.run("import torch\nfrom course_lib.ranks import per_rank\nlr = 0.5")
-    missing = pair.run("%%ranks\nlr").error
-    assert "NameError: name 'lr' is not defined" in missing
-    assert "ranks.push(lr=lr)" in missing
+    name_error = pair.run("%%ranks\nlr").error
+    assert "NameError: name 'lr' is not defined" in name_error
+    assert "ranks.push(lr=lr)" in name_error
     pair.run("pytorch = torch")
     assert "import torch as pytorch" in " ".join(pair.run("%%ranks\npytorch").error.split())
     assert not pair.run("ranks.push(lr=lr, shard=per_rank([torch.ones(2), torch.ones(3)]))").error
@@ -182,8 +182,8 @@ def test_variables_travel_between_notebook_and_ranks(pair: Kernel) -> None:
     assert pair.run("losses, rates = ranks.pull('loss', 'lr')\nprint(losses, rates)").text == (
         "[1.0, 1.5] [0.5, 0.5]\n"
     )
-    nothing = pair.run("ranks.pull('momentum')").error
-    assert "no variable 'momentum'; it has" in nothing and "loss" in nothing
+    pull_error = pair.run("ranks.pull('momentum')").error
+    assert "no variable 'momentum'; it has" in pull_error and "loss" in pull_error
 
 
 def test_an_exception_of_one_rank_leaves_the_variables_of_all(pair: Kernel) -> None:

@@ -24,7 +24,7 @@ def print_all(lines: Lines) -> None:
 
 def labelled(out: str) -> list[tuple[str, str]]:
     pairs = [line.split("] ", 1) for line in out.splitlines()]
-    return [(who + "]", text) for who, text in pairs]
+    return [(label + "]", text) for label, text in pairs]
 
 
 def shown(lines: Lines, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
@@ -64,12 +64,12 @@ def test_every_rank_can_read_its_own_lines_in_order(lines: Lines) -> None:
         print_all(lines)
     got = labelled(out.getvalue())
     for rank, texts in enumerate(lines):
-        mine = [text for who, text in got if rank in ranks_of(who)]
-        assert mine == texts
+        own_texts = [text for label, text in got if rank in ranks_of(label)]
+        assert own_texts == texts
 
 
-def ranks_of(who: str) -> set[int]:
-    numbers = who.strip("[]").split(" ", 1)[1]
+def ranks_of(label: str) -> set[int]:
+    numbers = label.strip("[]").split(" ", 1)[1]
     if "-" in numbers:
         first, last = map(int, numbers.split("-"))
         return set(range(first, last + 1))

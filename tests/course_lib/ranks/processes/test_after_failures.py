@@ -19,8 +19,8 @@ from course_lib.ranks.processes.object_pipe import ObjectPipe
 from tests.course_lib.ranks.test_every_carrier import (
     a_ddp_step_against_a_receive,
     a_mismatch_that_was_not_waited_for,
-    raises_while_others_wait,
 )
+from tests.helpers.student_bugs import one_raises
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def left_behind() -> None:
     "program",
     [
         others_loop,
-        raises_while_others_wait,
+        one_raises,
         a_ddp_step_against_a_receive,
         a_mismatch_that_was_not_waited_for,
         left_behind,
@@ -136,7 +136,7 @@ def test_what_a_rank_has_started_ends_with_it(end: str) -> None:
         return [shell.pid, int(shell.stdout.readline())]
 
     with Ranks(2, on="cpu") as short:
-        first, *others = short.run(start)
+        first, *further = short.run(start)
         assert all(os.path.exists(f"/proc/{pid}") for pid in first)
         if end == "exits":
             with pytest.raises(RankError):
@@ -145,26 +145,26 @@ def test_what_a_rank_has_started_ends_with_it(end: str) -> None:
             os.kill(short.processes()[0], signal.SIGKILL)
         if end != "closed":
             assert wait_until_gone(first) == []
-    assert wait_until_gone([pid for pids in [first, *others] for pid in pids]) == []
+    assert wait_until_gone([pid for pids in [first, *further] for pid in pids]) == []
 
 
 @pytest.mark.parametrize(
-    ("holder", "where"), [(object_pipe, "receive_exactly"), (ObjectPipe, "send")]
+    ("holder", "method"), [(object_pipe, "receive_exactly"), (ObjectPipe, "send")]
 )
 def test_an_interrupt_in_the_middle_of_a_message_waits_for_its_end(
-    ranks: Ranks, holder: Any, where: str, monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, holder: Any, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of it would be taken for the next one, or a rank would wait for its call."""
     ranks.run(dist.get_rank)
     before = ranks.processes()
-    once, interrupted = iter([True]), getattr(holder, where)
+    once, interrupted = iter([True]), getattr(holder, method)
 
     def interrupt(*args: Any) -> Any:
         if next(once, False):
             signal.raise_signal(signal.SIGINT)
         return interrupted(*args)
 
-    monkeypatch.setattr(holder, where, interrupt)
+    monkeypatch.setattr(holder, method, interrupt)
     with pytest.raises(KeyboardInterrupt):
         ranks.run(lambda: "x" * 5000)
     assert ranks.run(dist.get_rank) == [0, 1, 2]
@@ -180,7 +180,7 @@ def gloo_threads() -> int:
 def test_what_failed_calls_leave_behind_does_not_grow(ranks: Ranks) -> None:
     for _ in range(20):
         with pytest.raises(RankError):
-            ranks.run(raises_while_others_wait)
+            ranks.run(one_raises)
     deadline = time.monotonic() + 60
     # One of each group that is in use, and one of each in the last call that was given up.
     while max(ranks.run(gloo_threads)) > 16 and time.monotonic() < deadline:
@@ -201,9 +201,9 @@ def test_nothing_is_left() -> None:
         ranks.run(dist.barrier)
         server = shared_server().process
         fds = len(os.listdir("/proc/self/fd"))
-        for wrong in (lambda: os._exit(3), raise_on_one, a_ddp_step_against_a_receive):
+        for failing in (lambda: os._exit(3), raise_on_one, a_ddp_step_against_a_receive):
             with pytest.raises(RanksError):
-                ranks.run(wrong)
+                ranks.run(failing)
             ranks.run(dist.barrier)
         assert len(os.listdir("/proc/self/fd")) == fds
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()

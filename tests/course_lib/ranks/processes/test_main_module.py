@@ -71,13 +71,13 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 def test_classes_of_the_notebook_can_be_pickled_on_ranks(ranks: Ranks, on: str) -> None:
-    these = ranks if on == "cpu" else Ranks(2, on="simulated")
+    chosen_ranks = ranks if on == "cpu" else Ranks(2, on="simulated")
     cell: dict[str, Any] = {"__name__": "__main__"}
     exec(CELL, cell)
     for _ in range(2):
-        assert these.run(cell["gather"]) == [[0, 1]] * 2
-        assert these.run(cell["save"]) == [True, True]
-        assert these.run(cell["pool"]) == [[2, 4], [2, 4]]
+        assert chosen_ranks.run(cell["gather"]) == [[0, 1]] * 2
+        assert chosen_ranks.run(cell["save"]) == [True, True]
+        assert chosen_ranks.run(cell["pool"]) == [[2, 4], [2, 4]]
 
 
 @pytest.mark.large
@@ -140,14 +140,14 @@ def test_ranks_start_with_preloaded_modules_and_see_them_change(
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 def test_per_rank_at_any_depth(on: Any) -> None:
-    def same(value: Any, *, named: Any) -> Any:
-        return value, named
+    def same(value: Any, *, keyword: Any) -> Any:
+        return value, keyword
 
     with Ranks(2, on=on) as ranks:
         shards = per_rank(["a", "b"])
         deep = {"data": [shards, {"again": shards}], "lr": 0.1}
-        assert ranks.run(same, deep, named=[per_rank([1, 2])]) == [
+        assert ranks.run(same, deep, keyword=[per_rank([1, 2])]) == [
             ({"data": [x, {"again": x}], "lr": 0.1}, [i]) for x, i in (("a", 1), ("b", 2))
         ]
         with pytest.raises(ValueError, match="per_rank with 3 values, but it needs 2 values"):
-            ranks.run(same, {"data": per_rank([1, 2, 3])}, named=0)
+            ranks.run(same, {"data": per_rank([1, 2, 3])}, keyword=0)

@@ -59,9 +59,9 @@ def gradients_of(ddp, hook):
 def test_ddp_trains_on_reduced_gradients(nccl_ranks, ranks_of, ddp, hook):
     got = nccl_ranks.run(gradients_of, ddp, hook)
     right = ranks_of("cpu", nccl_ranks.world_size).run(gradients_of, ddp, hook)
-    for each in got:
-        for mine, expected in zip(each, right[0], strict=True):
-            torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-9)
+    for gradients in got:
+        for gradient, expected in zip(gradients, right[0], strict=True):
+            torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-9)
 
 
 def sum_compressed():
@@ -73,8 +73,8 @@ def sum_compressed():
 
 def test_a_compressed_all_reduce_goes_by_batches(nccl_ranks, ranks_of):
     right = ranks_of("simulated", nccl_ranks.world_size).run(sum_compressed)
-    for mine, expected in zip(nccl_ranks.run(sum_compressed), right, strict=True):
-        assert torch.equal(mine, expected)
+    for total, expected in zip(nccl_ranks.run(sum_compressed), right, strict=True):
+        assert torch.equal(total, expected)
 
 
 def steps_of_a_pipeline(name, group):
@@ -87,7 +87,7 @@ def steps_of_a_pipeline(name, group):
         dist.new_group = before
     for step in range(2):
         pipeline.step(*batch(step))
-    return {each: param.grad for each, param in pipeline.named_parameters()}
+    return {key: param.grad for key, param in pipeline.named_parameters()}
 
 
 @pytest.mark.parametrize("k", [2, 3])
@@ -96,10 +96,10 @@ def test_a_pipeline_trains_by_nccl_alone(ranks_of, name, k):
     """Nothing metered is around it: who hangs by NCCL hangs here."""
     right = ranks_of("simulated", k).run(steps_of_a_pipeline, name, None)
     got = ranks_of("cpu", k).run(steps_of_a_pipeline, name, bare_group)
-    for mine, expected in zip(got, right, strict=True):
-        assert mine.keys() == expected.keys()
-        for each, gradient in expected.items():
-            torch.testing.assert_close(mine[each], gradient, rtol=1e-10, atol=1e-12)
+    for gradients, expected in zip(got, right, strict=True):
+        assert gradients.keys() == expected.keys()
+        for key, gradient in expected.items():
+            torch.testing.assert_close(gradients[key], gradient, rtol=1e-10, atol=1e-12)
 
 
 # The trace and the diagnosis ----------------------------------------------------------------------
@@ -118,10 +118,10 @@ def test_the_trace_has_the_end_of_the_operation_not_of_the_launch():
     with Ranks(2, on="cpu", timeout=60) as ranks:
         ranks.run(emulate, mode="host", delay=DELAY)
         ranks.run(launch_and_go_on)
-        operations = [each for each in ranks.trace.operations if each.kind == "all_reduce"]
+        operations = [event for event in ranks.trace.operations if event.kind == "all_reduce"]
     assert len(operations) == 2
-    for each in operations:
-        assert each.end - each.start >= DELAY
+    for event in operations:
+        assert event.end - event.start >= DELAY
 
 
 def skipped_by_rank_1():
@@ -137,9 +137,9 @@ def test_a_rank_that_spins_behind_a_skipped_collective_is_said_to_wait_for_it():
         ranks.run(emulate, mode="host")
         with pytest.raises(RanksError) as caught:
             ranks.run(skipped_by_rank_1)
-    said = str(caught.value)
-    assert "all_reduce" in said and "rank 1" in said
-    assert "sleeping or looping" not in said
+    report = str(caught.value)
+    assert "all_reduce" in report and "rank 1" in report
+    assert "sleeping or looping" not in report
 
 
 # Units: what no emulation on a CPU can show -------------------------------------------------------
@@ -180,16 +180,16 @@ def test_a_single_message_leaves_from_the_host():
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_the_placement_and_not_the_process_chooses_the_backend(monkeypatch, backend):
     """Ranks that share a GPU have CUDA initialised, and NCCL may refuse them."""
-    made = []
+    nccl_calls = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(gpu_group, "connect_gloo", lambda *_: "gloo")
     monkeypatch.setattr(
-        dist, "ProcessGroupNCCL", lambda *_: made.append(_) or "nccl", raising=False
+        dist, "ProcessGroupNCCL", lambda *_: nccl_calls.append(_) or "nccl", raising=False
     )
     group = gpu_group.connect(backend, dist.HashStore(), 0, 1, None)
     assert isinstance(group, GpuGroup)
     assert group.nccl == ("nccl" if backend == "nccl" else None)
-    assert len(made) == (backend == "nccl")
+    assert len(nccl_calls) == (backend == "nccl")
 
 
 def test_an_uneven_all_to_all_receives_where_its_tensors_lie(monkeypatch):

@@ -17,13 +17,13 @@ def test_gpus_that_the_notebook_chooses_late_are_those_of_the_ranks(
     configs = []
     fork = ForkServer.fork
 
-    def note(server: ForkServer, function: str, config: dict[str, Any], *more: Any) -> int:
+    def note(server: ForkServer, function: str, config: dict[str, Any], *args: Any) -> int:
         configs.append(config)
-        return fork(server, function, config, *more)
+        return fork(server, function, config, *args)
 
     monkeypatch.setattr(ForkServer, "fork", note)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
     with Ranks(2, on="cpu") as ranks:
         ranks.start()
-    told = [config["environment"]["CUDA_VISIBLE_DEVICES"] for config in configs]
-    assert told == ["1,3", "1,3"]
+    chosen = [config["environment"]["CUDA_VISIBLE_DEVICES"] for config in configs]
+    assert chosen == ["1,3", "1,3"]

@@ -73,5 +73,5 @@ def test_an_import_is_not_given_up_in_the_middle(
         before = ranks.run(os.getpid)
         with pytest.raises(RankError, match="LookupError: gone"):
             ranks.run(import_or_fail, SLOW)
-        found = ranks.run(lambda: getattr(sys.modules.get("slow_helper"), "WHOLE", None))
-        assert (ranks.run(os.getpid), found) == (before, [True, None])
+        flags = ranks.run(lambda: getattr(sys.modules.get("slow_helper"), "WHOLE", None))
+        assert (ranks.run(os.getpid), flags) == (before, [True, None])

@@ -72,24 +72,26 @@ def test_a_group_without_the_others_is_allowed_where_pytorch_allows_it(ranks: Ra
     assert ranks.run(local) == ranks.run(local) == [1, 1, 5, 5]
 
 
-@pytest.mark.parametrize("given", [{"rank": 0, "world_size": 9}, {"world_size": 5}, {"rank": 7}])
+@pytest.mark.parametrize("numbers", [{"rank": 0, "world_size": 9}, {"world_size": 5}, {"rank": 7}])
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
-def test_a_wrong_rank_or_size_is_refused(ranks: Ranks, on: str, given: dict[str, int]) -> None:
-    these = ranks if on == "cpu" else Ranks(K, on="simulated")
+def test_a_wrong_rank_or_size_is_refused(ranks: Ranks, on: str, numbers: dict[str, int]) -> None:
+    chosen_ranks = ranks if on == "cpu" else Ranks(K, on="simulated")
     with pytest.raises(RankError, match="these ranks are already in a process group"):
-        these.run(lambda: dist.init_process_group("gloo", **given))
+        chosen_ranks.run(lambda: dist.init_process_group("gloo", **numbers))
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 def test_the_environment_is_that_of_torchrun(ranks: Ranks, on: str) -> None:
-    these = ranks if on == "cpu" else Ranks(K, on="simulated")
+    chosen_ranks = ranks if on == "cpu" else Ranks(K, on="simulated")
 
     def environment() -> list[str]:
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
         assert int(os.environ["MASTER_PORT"]) > 0
         return [os.environ[name] for name in names]
 
-    assert these.run(environment) == [[str(r), str(r), "4", "4", "127.0.0.1"] for r in range(K)]
+    assert chosen_ranks.run(environment) == [
+        [str(r), str(r), "4", "4", "127.0.0.1"] for r in range(K)
+    ]
 
 
 def test_a_batch_of_anything_but_messages_is_refused_in_pytorch_s_words(ranks: Ranks) -> None:

@@ -25,9 +25,9 @@ def random_program(seed: int) -> list[list[Any]]:
     k = chance.randint(2, 5)
     program: list[list[Any]] = [[] for _ in range(k)]
     for _ in range(chance.randint(1, 5)):
-        for mine in program:
+        for actions in program:
             if chance.random() < 0.5:
-                mine.append(("compute", chance.randint(1, 4) * ALPHA))
+                actions.append(("compute", chance.randint(1, 4) * ALPHA))
         started: list[list[Any]] = [[] for _ in range(k)]
         for _ in range(chance.randint(0, 6)):
             source, target = chance.sample(range(k), 2)
@@ -39,16 +39,16 @@ def random_program(seed: int) -> list[list[Any]]:
             root = chance.randrange(k) if kind in ROOTED else 0
             size = 0 if kind == "barrier" else 4 * 256 * chance.randint(1, 4)
             size *= k if kind == "all_reduce" else 1
-            for mine in started:
-                mine.append(("collective", kind, root, size))
-        for mine, here in zip(program, started, strict=True):
-            messages = [each for each in here if each[0] != "collective"]
-            collectives = [each for each in here if each[0] == "collective"]
+            for actions in started:
+                actions.append(("collective", kind, root, size))
+        for actions, own_started in zip(program, started, strict=True):
+            messages = [action for action in own_started if action[0] != "collective"]
+            collectives = [action for action in own_started if action[0] == "collective"]
             # Messages stay in order, and so do collectives: how the two lie is the rank's own.
             while messages or collectives:
                 take = messages if not collectives else collectives if not messages else None
-                mine.append((take or chance.choice([messages, collectives])).pop(0))
-            mine.append(("wait",))
+                actions.append((take or chance.choice([messages, collectives])).pop(0))
+            actions.append(("wait",))
     return program
 
 
@@ -100,10 +100,10 @@ def differ(seed: int) -> str:
     eager = 4 * 256 * random.Random(-seed).choice([0, 0, 1, 4])
     expected = EventSimulation(program, ALPHA, BETA, eager).ends
     network = Network(ALPHA, BETA, eager_below=eager)
-    found = Ranks(len(program), on="simulated", network=network).run(on_rank, program)
-    if found == expected:
+    ends = Ranks(len(program), on="simulated", network=network).run(on_rank, program)
+    if ends == expected:
         return ""
-    return f"seed {seed}, eager_below={eager}:\n{program}\nexpected {expected}\nfound    {found}"
+    return f"seed {seed}, eager_below={eager}:\n{program}\nexpected {expected}\nfound    {ends}"
 
 
 def test_an_eager_message_does_not_overtake_a_larger_one() -> None:

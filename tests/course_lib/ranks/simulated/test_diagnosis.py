@@ -62,8 +62,8 @@ def starts_what_another_rank_never_calls() -> None:
 
 
 def expects_more_than_it_gets() -> None:
-    mine = [1 + (dist.get_rank() == 1), 1, 1]
-    dist.all_to_all_single(torch.empty(sum(mine)), torch.ones(3), mine, [1, 1, 1])
+    splits = [1 + (dist.get_rank() == 1), 1, 1]
+    dist.all_to_all_single(torch.empty(sum(splits)), torch.ones(3), splits, [1, 1, 1])
 
 
 def sums_into_one_place() -> None:
@@ -88,7 +88,7 @@ def waits_a_while_for_anyone() -> None:
 
 @pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("fn", "error", "words"),
+    ("fn", "error", "message"),
     [
         (
             *(starts_what_another_rank_never_calls, DeadlockError),
@@ -102,10 +102,10 @@ def waits_a_while_for_anyone() -> None:
     ],
 )
 def test_what_only_a_network_that_sees_all_can_tell(
-    fn: Callable[[], None], error: type[RanksError], words: str
+    fn: Callable[[], None], error: type[RanksError], message: str
 ) -> None:
     with Ranks(3, on="simulated", network=Network(1e-2, 1e6)) as ranks:
         with pytest.raises(error) as caught:
             ranks.run(fn)
-        assert type(caught.value) is error and words in str(caught.value)
+        assert type(caught.value) is error and message in str(caught.value)
         assert ranks.run(dist.get_rank) == [0, 1, 2]

@@ -35,10 +35,10 @@ def train(parts: int, steps: int, bucket_cap_mb: float, **options: Any) -> list[
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.linspace(-1, 1, 12 * 8).reshape(12, 8)
     rank, k = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    mine = x[rank * (12 // k) : (rank + 1) * (12 // k)].requires_grad_()
+    shard = x[rank * (12 // k) : (rank + 1) * (12 // k)].requires_grad_()
     for _ in range(steps):
         optimizer.zero_grad()
-        wrapped(mine).square().mean().backward()
+        wrapped(shard).square().mean().backward()
         optimizer.step()
     return [p.detach().clone() for p in model.parameters()]
 
@@ -57,8 +57,8 @@ def test_ddp_equals_one_process(
 ) -> None:
     expected = train(checkpoints, 3, bucket_cap_mb)
     ranks = Ranks(k, on="simulated", timeout=60)
-    for found in ranks.run(train, checkpoints, 3, bucket_cap_mb, **options):
-        torch.testing.assert_close(found, expected)
+    for weights in ranks.run(train, checkpoints, 3, bucket_cap_mb, **options):
+        torch.testing.assert_close(weights, expected)
 
 
 def all_of(futures: list[torch.futures.Future[Any]]) -> Any:
@@ -77,8 +77,8 @@ def chained(futures: list[torch.futures.Future[Any]]) -> Any:
 def test_futures_waited_for_together(wait: Callable[[Any], Any]) -> None:
     def fn() -> list[float]:
         x = [torch.full((2,), i + 1.0 + dist.get_rank()) for i in range(3)]
-        futures = [dist.all_reduce(each, async_op=True).get_future() for each in x]
+        futures = [dist.all_reduce(tensor, async_op=True).get_future() for tensor in x]
         wait(futures)
-        return [each[0].item() for each in x]
+        return [tensor[0].item() for tensor in x]
 
     assert Ranks(3, on="simulated", timeout=60).run(fn) == [[6.0, 9.0, 12.0]] * 3

@@ -35,10 +35,10 @@ def written_before_wait() -> None:
 
 
 def view_read_before_wait() -> None:
-    whole = torch.ones(4, 3)
-    work = dist.broadcast(whole[1], 0, async_op=True)
+    matrix = torch.ones(4, 3)
+    work = dist.broadcast(matrix[1], 0, async_op=True)
     if dist.get_rank() != 0:
-        whole[:2].sum()
+        matrix[:2].sum()
     work.wait()
 
 
@@ -100,7 +100,7 @@ def test_found_by_rank_and_line(
         text += f" before its wait(): test_handles.py, line {first + line}."
     with pytest.warns(MisuseWarning) as caught:
         Ranks(3, on="simulated").run(fn)
-    (message,) = {str(each.message) for each in caught}
+    (message,) = {str(warning.message) for warning in caught}
     assert text in message
 
 

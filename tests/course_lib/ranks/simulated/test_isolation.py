@@ -96,15 +96,15 @@ def warns():
 )
 def test_a_setting_is_a_rank_s_own_and_ends_with_the_call(change: str, read: str) -> None:
     def fn(changing: int) -> list[Any]:
-        seen, names = [], dict[str, Any]()
+        values, names = [], dict[str, Any]()
         exec(NAMES, names)
         for turn in range(3):
             if turn == 1 and dist.get_rank() == changing:
                 exec(change, names)
             dist.barrier()
-            seen.append(eval(read, names))
+            values.append(eval(read, names))
             dist.barrier()
-        return seen
+        return values
 
     ranks = Ranks(3, on="simulated")
     untouched = ranks.run(fn, 9)
@@ -205,11 +205,11 @@ def test_a_loop_until_a_time_ends_and_takes_that_time() -> None:
         assert now == pytest.approx(0.5, abs=1e-3)
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("with_group", [False, True])
 @pytest.mark.parametrize("caught", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_a_rank_starts_cannot_communicate_and_the_call_says_so(
-    named: bool, caught: bool
+    with_group: bool, caught: bool
 ) -> None:
     """A thread ends by an exception without anybody noticing: the call went on, and was wrong."""
 
@@ -218,15 +218,15 @@ def test_a_thread_that_a_rank_starts_cannot_communicate_and_the_call_says_so(
 
         def communicate() -> None:
             with suppress(*[RuntimeError] * caught):
-                dist.all_reduce(x, group=group if named else None)
+                dist.all_reduce(x, group=group if with_group else None)
 
         thread = threading.Thread(target=communicate)
         thread.start()
         thread.join()
         return x.item()
 
-    said = r"rank [01] calls torch\.distributed on a thread that it has started"
-    with Ranks(2, on="simulated") as ranks, pytest.raises(RankError, match=said):
+    message = r"rank [01] calls torch\.distributed on a thread that it has started"
+    with Ranks(2, on="simulated") as ranks, pytest.raises(RankError, match=message):
         ranks.run(program)
 
 
@@ -234,15 +234,15 @@ def test_what_waits_for_the_system_waits_in_real_time() -> None:
     """Their deadlines never came, for the rank's clock stood still."""
 
     def program() -> list[object]:
-        ours, theirs = multiprocessing.Pipe()
+        own_end, other_end = multiprocessing.Pipe()
         before = time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor() as pool:
             waits = pool.submit(threading.Event().wait, 0.2)
             pool.submit(time.sleep, 0.01)
             undone = concurrent.futures.wait([waits], timeout=0.01).not_done
         asyncio.run(asyncio.sleep(0.01))
-        found = [ours.poll(), theirs.poll(0.01), len(undone)]
-        return [*found, time.perf_counter() - before]
+        answers = [own_end.poll(), other_end.poll(0.01), len(undone)]
+        return [*answers, time.perf_counter() - before]
 
     with Ranks(2, on="simulated", timeout=30) as ranks:
         assert ranks.run(program) == [[False, False, 1, 0.0]] * 2

@@ -16,10 +16,10 @@ def test_a_stream_that_somebody_keeps_may_outlive_the_one_it_stands_in_for(
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stdout", screen)
     with RankStreams([threading.Thread()], lambda rank, line: None):
-        kept = sys.stdout
+        stream = sys.stdout
         print("seen", flush=True)
     assert screen.getvalue() == "seen\n"
     screen.close()
-    kept.flush()
+    stream.flush()
     with pytest.raises(ValueError, match="closed file"):
-        kept.write("lost, and not silently")
+        stream.write("lost, and not silently")

@@ -19,7 +19,7 @@ NETWORK = Network(ALPHA, BETA)
 REL = 1e-9
 
 
-def _late_and_early(named: bool) -> list[tuple[int, float]]:
+def _late_and_early(from_named: bool) -> list[tuple[int, float]]:
     """Rank 1 computes for long and then sends to rank 0; rank 2 sends at once."""
     rank, x = dist.get_rank(), torch.zeros(1000)
     if rank:
@@ -27,7 +27,7 @@ def _late_and_early(named: bool) -> list[tuple[int, float]]:
         dist.send(x + rank, 0)
         return []
     came = []
-    if named:
+    if from_named:
         parts = [torch.empty(1000) for _ in range(2)]
         works = [dist.irecv(part, source) for source, part in zip((1, 2), parts, strict=True)]
         for source, work in ((2, works[1]), (1, works[0])):
@@ -40,12 +40,12 @@ def _late_and_early(named: bool) -> list[tuple[int, float]]:
     return came
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_what_happens_first_in_virtual_time_comes_first(named: bool) -> None:
+@pytest.mark.parametrize("from_named", [True, False])
+def test_what_happens_first_in_virtual_time_comes_first(from_named: bool) -> None:
     """Rank 1 runs before rank 2 on this computer, but its message leaves a second later."""
     message = ALPHA + 4000 / BETA
     (first, early), (second, late) = Ranks(3, on="simulated", network=NETWORK).run(
-        _late_and_early, named
+        _late_and_early, from_named
     )[0]
     assert (first, second) == (2, 1)
     assert early == pytest.approx(message, rel=REL)
@@ -60,11 +60,16 @@ def test_a_question_sees_what_happened_before_it() -> None:
             dist.send(torch.ones(1000), 0)
             return []
         work = dist.irecv(torch.empty(1000), 1)
-        seen = [work.is_completed()]
+        answers = [work.is_completed()]
         compute(0.9 * (ALPHA + 4000 / BETA))
-        seen.append(work.is_completed())
+        answers.append(work.is_completed())
         compute(0.2 * (ALPHA + 4000 / BETA))
-        return [*seen, work.is_completed()]
+        return [*answers, work.is_completed()]
 
     results = Ranks(2, on="simulated", network=NETWORK).run(ask)
     assert results[0] == [False, False, True]
+
+
+def test_no_time_runs_backwards() -> None:
+    with pytest.raises(ValueError, match="0 or more"):
+        compute(-1.0)

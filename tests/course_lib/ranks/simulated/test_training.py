@@ -1,14 +1,12 @@
 """PyTorch's own data parallelism runs on simulated ranks, and takes the time it must take."""
 
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_lib.ranks.costs.computation import clock, compute
+from course_lib.ranks.costs.computation import clock
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.ranks import Ranks
 from tests.helpers.training import model, train, weights
@@ -58,50 +56,3 @@ def test_ddp_overlaps_each_bucket_with_the_rest_of_backward(k: int, bandwidth: f
     ranks = Ranks(k, on="simulated", network=network, device=device)
     for start, end in ranks.run(one_step):
         assert end - start == pytest.approx(link, rel=1e-9)
-
-
-def test_declared_operations_need_a_device() -> None:
-    def work() -> float:
-        compute(flops=3e9)
-        compute(0.5)
-        return clock()
-
-    ranks = Ranks(2, on="simulated", device=Device(flops=1e9), computation="declared")
-    assert ranks.run(work) == pytest.approx([3.5, 3.5])
-    spans = [event for event in ranks.trace.events if event.kind == "compute"]
-    assert sum(event.end - event.start for event in spans if event.rank == 1) == pytest.approx(3.5)
-    with pytest.raises(RuntimeError, match="device=Device"):
-        Ranks(1, on="simulated").run(work)
-    with pytest.raises(ValueError, match="0 or more"):
-        compute(-1)
-
-
-def test_measured_computation_is_the_cpu_time_of_the_rank() -> None:
-    def work() -> float:
-        x = torch.randn(300, 300)
-        for _ in range(20 * (dist.get_rank() + 1)):
-            x = (x @ x).tanh()
-        dist.barrier()
-        return clock()
-
-    ranks = Ranks(3, on="simulated", network=Network(0.0, 1e9), computation="measured")
-
-    def alone() -> tuple[float, float]:
-        start, cpu = clock(), time.thread_time()
-        x = torch.randn(300, 300)
-        for _ in range(20):
-            x = (x @ x).tanh()
-        return clock() - start, time.thread_time() - cpu
-
-    # The clock counts up to now, not only up to the last communication.
-    for counted, spent in ranks.run(alone):
-        assert counted == pytest.approx(spent, rel=0.1)
-    ends = ranks.run(work)
-    # All leave the barrier when the slowest arrives, whichever the fabric ran first.
-    assert max(ends) - min(ends) < 0.2 * max(ends)
-    spans = [0.0] * 3
-    for event in ranks.trace.events:
-        if event.kind == "compute":
-            spans[event.rank] += event.end - event.start
-    assert spans[2] > 1.5 * spans[0] > 0
-    assert max(spans) <= ranks.trace.makespan

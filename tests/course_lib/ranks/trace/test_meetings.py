@@ -26,13 +26,13 @@ def test_every_message_of_a_ring_is_found(ranks_of, on: str, k: int) -> None:
     ranks = ranks_of(on, k)
     ranks.run(ring_with_a_late_rank, k - 1)
     events = ranks.trace.events
-    found = messages(events)
-    assert len(found) == 2 * (k - 1) * k == len(set(found.values()))
-    for send, receive in found.items():
-        one, other = events[send], events[receive]
-        assert (one.kind, other.kind) == ("send", "recv")
-        assert (one.peer, other.peer) == (other.rank, one.rank)
-        assert one.bytes == other.bytes and one.start <= other.end
+    pairs = messages(events)
+    assert len(pairs) == 2 * (k - 1) * k == len(set(pairs.values()))
+    for send, receive in pairs.items():
+        sent, received = events[send], events[receive]
+        assert (sent.kind, received.kind) == ("send", "recv")
+        assert (sent.peer, received.peer) == (received.rank, sent.rank)
+        assert sent.bytes == received.bytes and sent.start <= received.end
 
 
 def messages_in_another_order() -> None:
@@ -62,9 +62,9 @@ def test_tags_and_groups_tell_messages_apart(ranks_of, on: str, k: int) -> None:
     ranks = ranks_of(on, k)
     ranks.run(messages_in_another_order)
     events = ranks.trace.events
-    found = messages(events)
-    assert len(found) == 4
-    assert all(events[send].bytes == events[receive].bytes for send, receive in found.items())
+    pairs = messages(events)
+    assert len(pairs) == 4
+    assert all(events[send].bytes == events[receive].bytes for send, receive in pairs.items())
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "reduce"])

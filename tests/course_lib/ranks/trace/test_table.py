@@ -19,7 +19,7 @@ ROWS = st.integers(1, 4).flatmap(
 @given(ROWS)
 def test_html_has_the_cells_and_no_markup_of_theirs(rows: list[list[str]]) -> None:
     html = Table(rows)._repr_html_()
-    found = re.findall(r"<t[hd] style[^>]*>(.*?)</t[hd]>", html)
-    assert [unescape(cell) for cell in found] == [cell for row in rows for cell in row]
-    assert not any("<" in cell for cell in found)
+    cells = re.findall(r"<t[hd] style[^>]*>(.*?)</t[hd]>", html)
+    assert [unescape(cell) for cell in cells] == [cell for row in rows for cell in row]
+    assert not any("<" in cell for cell in cells)
     assert html.count("<tr>") == len(rows)

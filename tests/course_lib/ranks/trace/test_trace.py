@@ -58,9 +58,9 @@ def test_simulated_ranks_know_the_lines_of_each_launch(ranks_of) -> None:
         ("all_reduce", (outside, ("in_a_hook", 3))),  # its decorator is its first line
     ]
     for rank in range(2):
-        mine = [event for event in ranks.trace.operations if event.rank == rank]
-        mine.sort(key=lambda event: (event.start, event.turn))
-        assert [(event.kind, event.lines) for event in mine] == expected
+        own_events = [event for event in ranks.trace.operations if event.rank == rank]
+        own_events.sort(key=lambda event: (event.start, event.turn))
+        assert [(event.kind, event.lines) for event in own_events] == expected
 
 
 def swaps_of_other_lengths() -> None:
@@ -143,10 +143,10 @@ def test_the_figure_tells_without_colour(k: int) -> None:
     spans = [path.get_extents() for bars in axes.collections for path in bars.get_paths()]
     assert len(spans) == 4 * k
     # Nothing hides anything: bars of one rank never lie on one another.
-    for i, one in enumerate(spans):
+    for i, span in enumerate(spans):
         for other in spans[i + 1 :]:
-            apart_in_time = one.x1 <= other.x0 + 1e-9 or other.x1 <= one.x0 + 1e-9
-            apart_in_lane = one.y1 <= other.y0 + 1e-9 or other.y1 <= one.y0 + 1e-9
+            apart_in_time = span.x1 <= other.x0 + 1e-9 or other.x1 <= span.x0 + 1e-9
+            apart_in_lane = span.y1 <= other.y0 + 1e-9 or other.y1 <= span.y0 + 1e-9
             assert apart_in_time or apart_in_lane
     hatches = {handle.get_label(): handle.get_hatch() for handle in figure.legends[0].get_patches()}
     assert set(hatches) == {"compute", "all_reduce", "broadcast"}
