@@ -28,7 +28,7 @@ TARGET = 2.7
 RATES = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2)
 SEEDS = range(5)
 TUNING_SEEDS = SEEDS[:2]
-LIMIT, EVERY = 160, 2
+LIMIT, EVERY = 200, 2
 """A way may take `LIMIT` steps; its held-out loss is looked at after `EVERY` steps."""
 FILE = Path(__file__).with_name("steps.csv")
 
