@@ -45,7 +45,7 @@ def batches(seed: int = 0) -> Iterator[Tensor]:
     rows, _ = texts()
     for epoch in count(1000 * seed):
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))
-        for batch in order[: len(rows) // ROWS * ROWS].split(ROWS):
+        for batch in order[: len(rows) // ROWS * ROWS].view(-1, ROWS):
             yield rows[batch]
 
 

@@ -5,22 +5,18 @@ some more. All numbers are differences of the two runs, so they are those of the
 are simulated: times are virtual, and the same on every machine.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from course_lib.asynchronous import ParameterServer, serve
-from course_lib.mesh import next_word_loss
 from course_lib.ranks import Device, Network, Ranks, Trace
-from course_lib.running_model.problem import DEVICE, NETWORK, WORLD_SIZE, batches, new_model
+from course_lib.running_model.problem import DEVICE, NETWORK, new_model
 from course_lib.running_model.steps import mean_steps
 from course_lib.running_model.training import Train, backward, train_one_way
 from course_lib.running_model.ways import WAYS, Way, one_rank

@@ -61,7 +61,7 @@ def _train_with_server(
     seed: int,
     after_step: Callable[[nn.Module], object],
 ) -> list[Tensor]:
-    """Rank 0 serves; each other rank computes the gradient of its part of one batch after another."""
+    """Rank 0 serves; each other rank computes gradients, of its part of each batch."""
     if dist.get_rank() == 0:
         updates_per_step = WORLD_SIZE if way.wait_for is None else 1
 
