@@ -41,7 +41,7 @@ S. Boyd et al., "Randomized Gossip Algorithms", 2006.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
 import torch
@@ -242,20 +242,21 @@ def start_mixing(tensor: Tensor, weights: Tensor, group: Group = None) -> Callab
     rank, world_size = place_in(group)
     own, row = tensor.detach().contiguous(), weights[rank].tolist()
     received: dict[int, Tensor] = {}
-    messages = []
-    # Each rank begins with its right neighbour, so that not all send to the same rank first.
-    for hop in range(1, world_size):
-        to, source = (rank + hop) % world_size, (rank - hop) % world_size
-        if weights[to, rank]:
-            messages.append(dist.P2POp(dist.isend, own, group=group, group_peer=to))
-        if row[source]:
-            received[source] = torch.empty_like(own)
-            messages.append(
-                dist.P2POp(dist.irecv, received[source], group=group, group_peer=source)
-            )
-    # With NCCL, a message that waits would delay all later ones, so send them as one batch.
-    batches = [messages] if own.is_cuda else [[each] for each in messages]
-    works = [work for each in batches if each for work in dist.batch_isend_irecv(each)]
+
+    def messages() -> Iterator[dist.P2POp]:
+        # Each rank begins with its right neighbour, so that not all send to the same rank first.
+        for hop in range(1, world_size):
+            to, source = (rank + hop) % world_size, (rank - hop) % world_size
+            if weights[to, rank]:
+                yield dist.P2POp(dist.isend, own, group=group, group_peer=to)
+            if row[source]:
+                received[source] = torch.empty_like(own)
+                yield dist.P2POp(dist.irecv, received[source], group=group, group_peer=source)
+
+    # With NCCL, a message that waits would delay all later ones, so send them as one batch. Else
+    # each is on its way before the next one is made: messages of one moment would queue up.
+    batches = [list(messages())] if own.is_cuda else ([message] for message in messages())
+    works = [work for batch in batches if batch for work in dist.batch_isend_irecv(batch)]
 
     def finish() -> Tensor:
         for work in works:

@@ -62,7 +62,7 @@ def training_step(bucket_cap_mb: float, first_bucket_mb: float) -> list[Span]:
 def one_step() -> Picture:
     """Draw one step of data-parallel training: gradients leave while backward goes on."""
     panels, exposed = {}, []
-    for what, sizes in {
+    for title, sizes in {
         "Buckets leave as soon as their gradients are there": (0.5, 0.25),
         "The same gradients in one bucket, which leaves last": (100, 100),
     }.items():
@@ -70,7 +70,7 @@ def one_step() -> Picture:
         ends = {lane: end for _, lane, _, end, _ in spans}
         backward = ends["backward"]
         exposed.append(ends["all-reduce"] - backward)
-        panels[f"{what}: {exposed[-1]:.1f} ms exposed"] = spans
+        panels[f"{title}: {exposed[-1]:.1f} ms exposed"] = spans
     use_course_style()
     alt = (
         f"Two timelines of one training step of rank 0 of four: forward, layers 1 to {LAYERS}, "
@@ -132,9 +132,9 @@ def run_as_cell(source: str) -> tuple[str, BaseException]:
     shell.showtraceback = lambda *_args, **_more: None
     shell.push({"torch": torch, "dist": dist, "Ranks": Ranks, "check": check})
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        done = shell.run_cell(source)
-    assert done.error_in_exec is not None, "it was to fail"
-    return printed.getvalue(), done.error_in_exec
+        result = shell.run_cell(source)
+    assert result.error_in_exec is not None, "it was to fail"
+    return printed.getvalue(), result.error_in_exec
 
 
 def text_figure(lines: list[str]) -> Figure:

@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 import torch
 
 from course_lib.compare.checksums import Disagreement, checksum, compare_replicas, flip_bit
-from course_lib.compare.differences import OWN_RULES, Case, Difference, Runs
+from course_lib.compare.differences import Case, Difference, Runs
 from course_lib.compare.layout import Cut, blocks
 from course_lib.compare.looks_like import explain
 from course_lib.compare.record import Record, record, trusted_run
@@ -93,13 +93,12 @@ class Report:
                 f"The first difference: {self.first}",
                 f"What it looks like: {self.first.says}",
             ]
-            if (more := len(self.differences) - 1) > 0:
-                lines.append(f"Later differences, which may follow from the first one: {more}.")
+            if (later := len(self.differences) - 1) > 0:
+                lines.append(f"Later differences, which may follow from the first one: {later}.")
         if self.left_out:
-            name, why = next(iter(self.left_out.items()))
-            lines.append(
-                f"Tensors that were not compared: {len(self.left_out)}. The first is {name}: {why}."
-            )
+            name, reason = next(iter(self.left_out.items()))
+            count = len(self.left_out)
+            lines.append(f"Tensors that were not compared: {count}. The first is {name}: {reason}.")
         return "\n".join(lines)
 
 
@@ -127,30 +126,29 @@ def compare(
             "the trusted record lacks the disturbed runs needed here: make the record with "
             "trusted_run(step)"
         )
-    ranks = sorted(ranks, key=lambda each: each.rank)
-    world_size = ranks[0].world_size if ranks else 1
-    if [each.rank for each in ranks] != list(range(world_size)):
+    ranks = sorted(ranks, key=lambda record: record.rank)
+    world_size, numbers = ranks[0].world_size if ranks else 1, [record.rank for record in ranks]
+    if numbers != list(range(world_size)):
         raise ValueError(
             f"there must be one record of each of the {world_size} ranks, got records of the ranks "
-            f"{[each.rank for each in ranks]}"
+            f"{numbers}"
         )
-    known = torch.finfo(trusted.dtype).eps if trusted.dtype else trusted.coarsest()
-    if max(each.coarsest() for each in ranks) > known:
+    eps = torch.finfo(trusted.dtype).eps if trusted.dtype else trusted.coarsest()
+    if max(record.coarsest() for record in ranks) > eps:
         raise ValueError(
             "the ranks computed in a coarser dtype than the trusted run, so its tolerances are too "
             "narrow for them: make the record with trusted_run(step, dtype=torch.bfloat16)"
         )
     runs = Runs(trusted, ranks, shards or {}, factor)
-    found, compared, left_out = runs.find()
-    for each in found:
-        if each.key.kind in OWN_RULES:
-            explain(each, runs)
-    differences = runs.with_effect([each for each in found if each.ranks])
-    outputs = {each.key.step for each in differences if each.key.kind == "output"}
-    for step in outputs:
-        wrong = next((e for e in differences if e.key[:2] == (step, "gradient")), None)
-        if wrong is not None and shares_are_right(Case(wrong, runs, differences)):
-            differences = [e for e in differences if e.key[:2] != (step, "output")]
+    candidates, compared, left_out = runs.find()
+    for candidate in candidates:
+        if not candidate.ranks:  # its kind has a rule of its own, which finds them
+            explain(candidate, runs)
+    differences = runs.with_effect([d for d in candidates if d.ranks])
+    for step in {d.key.step for d in differences if d.key.kind == "output"}:
+        gradient = next((d for d in differences if d.key[:2] == (step, "gradient")), None)
+        if gradient is not None and shares_are_right(Case(gradient, runs, differences)):
+            differences = [d for d in differences if d.key[:2] != (step, "output")]
     if differences and not differences[0].label:
         explain(differences[0], runs, differences)
     return Report(world_size, differences, compared, left_out)

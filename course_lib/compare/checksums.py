@@ -96,9 +96,9 @@ def compare_replicas(
     labels = _from_all(torch.tensor([int.from_bytes(digest[:7], "big")], device=device), group)
     everyone: list[dict[str, int]] = [{} for _ in labels]
     if any(label != labels[0] for label in labels):
-        dist.all_gather_object(everyone, {name: int(each) for name, each in sums.items()}, group)
+        dist.all_gather_object(everyone, {name: int(c) for name, c in sums.items()}, group)
     else:
-        received = _from_all(torch.stack([each.to(device) for each in sums.values()]), group)
+        received = _from_all(torch.stack([c.to(device) for c in sums.values()]), group)
         everyone = [dict(zip(sums, numbers, strict=True)) for numbers in received]
     # A name begins with gradient, state or weight: in the alphabet as in a step.
     names = dict.fromkeys(name for numbers in everyone for name in numbers)
@@ -108,10 +108,11 @@ def compare_replicas(
     if not differ:
         return None
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    (most, count), *others = Counter(held[differ[0]]).most_common()
-    clear = count > others[0][1]
-    wrong = [r for r, own in zip(ranks, held[differ[0]], strict=True) if own != most or not clear]
-    return Disagreement(differ[0], wrong, len(ranks), len(differ) - 1)
+    sums_of_ranks = held[differ[0]]
+    (right, count), (_, second_count), *_ = Counter(sums_of_ranks).most_common()
+    clear = count > second_count
+    suspects = [r for r, c in zip(ranks, sums_of_ranks, strict=True) if c != right or not clear]
+    return Disagreement(differ[0], suspects, len(ranks), len(differ) - 1)
 
 
 def _from_all(numbers: Tensor, group: dist.ProcessGroup | None) -> list[list[int]]:
@@ -125,8 +126,8 @@ def _replicated(model: nn.Module, optimizer: Optimizer | None) -> Iterator[tuple
     """Yield the tensors that all replicas share, in the order in which a step computes them."""
     params = list(model.named_parameters())
     for name, param in params:
-        own = isinstance(param.grad, LocalGradient | GradientElsewhere)
-        if param.grad is not None and not own:  # a rank's own gradient is no replica
+        is_local = isinstance(param.grad, LocalGradient | GradientElsewhere)
+        if param.grad is not None and not is_local:  # a rank's own gradient is no replica
             yield f"gradient of {name}", param.grad
     for name, param in params:
         state = optimizer.state.get(param, {}) if optimizer else {}

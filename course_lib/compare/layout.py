@@ -33,29 +33,28 @@ def blocks(count: int, dim: int = 0) -> Cut:
 
 
 def places_of(
-    whole: Tensor,
+    whole_tensor: Tensor,
     parts: Sequence[Tensor | None],
     rows: Sequence[Tensor | None] | None = None,
     cut: Cut | None = None,
 ) -> list[Tensor | None] | None:
-    """Return where the elements of each rank's part are in `whole`; None if the shapes do not fit.
+    """Return where the elements of each rank's part are; None if the shapes do not fit.
 
     `rows` has the rows of the batch that each rank has, in the rank's order. A rank without a part
     has no place.
     """
-    numbers = torch.arange(whole.numel()).view(whole.shape)
+    numbers = torch.arange(whole_tensor.numel()).view(whole_tensor.shape)
     bases = [numbers] * len(parts)
-    for rank, (part, mine) in enumerate(zip(parts, rows or [None] * len(parts), strict=True)):
-        if part is None or mine is None or not part.dim() or not whole.dim() or not len(mine):
+    for rank, (part, own_rows) in enumerate(zip(parts, rows or [None] * len(parts), strict=True)):
+        if part is None or own_rows is None or not part.dim() or not numbers.dim():
             continue
-        if len(part) == len(mine) and int(mine.min()) >= 0 and int(mine.max()) < len(whole):
-            bases[rank] = numbers[mine]
+        if len(part) == len(own_rows) > 0 and set(own_rows.tolist()) <= set(range(len(numbers))):
+            bases[rank] = numbers[own_rows]
     if callable(cut):
-        cuts = [cut(base, rank, len(parts)) for rank, base in enumerate(bases)]
-        return _if_all_fit(cuts, parts)
+        return _if_all_fit([cut(base, k, len(parts)) for k, base in enumerate(bases)], parts)
     if cut is None:
-        if all(p is None or p.shape == b.shape for p, b in zip(parts, bases, strict=True)):
-            return [None if p is None else b for p, b in zip(parts, bases, strict=True)]
+        if (places := _if_all_fit(bases, parts)) is not None:
+            return places
         cut = _shorter_dimension(bases, parts)
     if cut is None:
         if any(part is not None and part.dim() != 1 for part in parts):
@@ -66,25 +65,25 @@ def places_of(
 
 def _shorter_dimension(bases: Sequence[Tensor], parts: Sequence[Tensor | None]) -> int | None:
     """Return the only dimension in which parts differ from the whole, if there is one."""
-    found: set[int] = set()
+    shorter: set[int] = set()
     for base, part in zip(bases, parts, strict=True):
         if part is None:
             continue
         if part.dim() != base.dim():
             return None
-        found |= {d for d in range(part.dim()) if part.shape[d] != base.shape[d]}
-    return found.pop() if len(found) == 1 else None
+        shorter |= {d for d in range(part.dim()) if part.shape[d] != base.shape[d]}
+    return shorter.pop() if len(shorter) == 1 else None
 
 
 def _tiles(
     bases: Sequence[Tensor], parts: Sequence[Tensor | None], dim: int
 ) -> list[Tensor | None] | None:
     """Cut each base along `dim`, one part after the other; begin again when the whole is full."""
-    found: list[Tensor | None] = []
+    tiles: list[Tensor | None] = []
     filled: dict[tuple[int, ...], int] = {}  # ranks with different rows fill a separate whole
     for base, part in zip(bases, parts, strict=True):
         if part is None:
-            found.append(None)
+            tiles.append(None)
             continue
         rows = tuple(base.select(dim, 0).flatten().tolist()) if base.shape[dim] else ()
         start = filled.get(rows, 0)
@@ -94,30 +93,30 @@ def _tiles(
         if stop > base.shape[dim]:
             return None
         filled[rows] = stop
-        found.append(base.narrow(dim, start, part.shape[dim]))
+        tiles.append(base.narrow(dim, start, part.shape[dim]))
     full = all(stop == bases[0].shape[dim] for stop in filled.values())
-    return _if_all_fit(found, parts) if full else None
+    return _if_all_fit(tiles, parts) if full else None
 
 
 def _if_all_fit(
     places: Sequence[Tensor | None], parts: Sequence[Tensor | None]
 ) -> list[Tensor | None] | None:
-    pairs = zip(places, parts, strict=True)
-    found = [None if part is None else place for place, part in pairs]
-    fits = all(
-        part is None or (place is not None and place.shape == part.shape)
-        for place, part in zip(found, parts, strict=True)
-    )
-    return found if fits else None
+    """Return the place of each part if all have the part's shape, else None."""
+    fitting: list[Tensor | None] = []
+    for place, part in zip(places, parts, strict=True):
+        if part is not None and (place is None or place.shape != part.shape):
+            return None
+        fitting.append(None if part is None else place)
+    return fitting
 
 
 def rows_of(
-    whole: Sequence[Tensor], parts: Sequence[Sequence[Tensor]]
+    inputs: Sequence[Tensor], parts: Sequence[Sequence[Tensor]]
 ) -> tuple[list[Tensor], list[list[Tensor]]] | None:
     """Return which rows of the batch each forward of the trusted run, and of each rank, had.
 
     Args:
-        whole: the input of each forward of the trusted run, usually of one, shape (B, …). If the
+        inputs: the input of each forward of the trusted run, usually of one, shape (B, …). If the
             batch is in another dimension, it is the only one in which inputs differ.
         parts: for each rank, the input of each of its forwards; empty if it has none.
 
@@ -126,40 +125,36 @@ def rows_of(
     taken to share their rows if the batch is complete without the second of them. The result is
     None if the inputs have no rows, or rows of different shapes.
     """
-    every = [*whole, *(each for part in parts for each in part)]
-    if not all(each.dim() == every[0].dim() > 0 for each in every):
+    tensors = [*inputs, *(tensor for part in parts for tensor in part)]
+    if not all(tensor.dim() == tensors[0].dim() > 0 for tensor in tensors):
         return None
-    differ = [d for d in range(every[0].dim()) if len({each.shape[d] for each in every}) > 1]
+    dims = range(tensors[0].dim())
+    differ = [d for d in dims if len({tensor.shape[d] for tensor in tensors}) > 1]
     if len(differ) > 1:
         return None
-    dim, dtype = differ[0] if differ else 0, every[-1].dtype
-    rows = [[_bits(row) for row in each.to(dtype).movedim(dim, 0)] for each in whole]
-    known: dict[bytes, list[int]] = {}
-    for number, row in enumerate(row for each in rows for row in each):
-        known.setdefault(row, []).append(number)
-    sizes = [[each.shape[dim] for each in part] for part in parts]
-    flat = [tuple(_bits(row) for each in p for row in each.movedim(dim, 0)) for p in parts]
-    shared = Counter(row for part in set(flat) for row in part) == Counter(
-        row for each in rows for row in each
-    )
+    dim, dtype = differ[0] if differ else 0, tensors[-1].dtype
+    batch = [_bits(row) for tensor in inputs for row in tensor.to(dtype).movedim(dim, 0)]
+    numbers_of: dict[bytes, list[int]] = {}
+    for number, row in enumerate(batch):
+        numbers_of.setdefault(row, []).append(number)
+    flat = [tuple(_bits(row) for t in part for row in t.movedim(dim, 0)) for part in parts]
+    shared = Counter(row for part in set(flat) for row in part) == Counter(batch)
     dealt: dict[tuple[bytes, ...], list[int]] = {}
-    found = []
-    for part, lengths in zip(flat, sizes, strict=True):
-        numbers = dealt.get(part) if shared else None
-        if numbers is None:
-            numbers = []
+    rows = []
+    for part, forwards in zip(flat, parts, strict=True):
+        if not shared or part not in dealt:
+            dealt[part] = []
             for row in part:
-                same = known.get(row, [-1])
-                numbers.append(same[0])
-                same.append(same.pop(0))  # the next of rows that are equal
-        dealt[part] = numbers
-        found.append(_split(torch.tensor(numbers, dtype=torch.long), lengths))
-    count = torch.arange(sum(map(len, rows)))
-    return _split(count, [len(each) for each in rows]), found
+                equal = numbers_of.get(row, [-1])
+                dealt[part].append(equal[0])
+                equal.append(equal.pop(0))  # the next of rows that are equal
+        rows.append(_split(torch.tensor(dealt[part], dtype=torch.long), forwards, dim))
+    return _split(torch.arange(len(batch)), inputs, dim), rows
 
 
-def _split(tensor: Tensor, sizes: list[int]) -> list[Tensor]:
-    return list(tensor.split(sizes))  # type: ignore[no-untyped-call]
+def _split(numbers: Tensor, tensors: Sequence[Tensor], dim: int) -> list[Tensor]:
+    """Cut the numbers of rows into those of each tensor."""
+    return list(numbers.split([t.shape[dim] for t in tensors]))  # type: ignore[no-untyped-call]
 
 
 def _bits(row: Tensor) -> bytes:

@@ -22,21 +22,21 @@ from course_lib.compare.shares import factor, from_the_shares, shares_are_wrong
 def explain(difference: Difference, runs: Runs, others: Sequence[Difference] = ()) -> None:
     """Set `label` and `says` of a difference, and also `ranks` for kinds without a tolerance."""
     case = Case(difference, runs, others)
-    own = OWN.get(difference.key.kind)
-    for rule in (own,) if own else RULES:
+    kind = difference.key.kind
+    for rule in (RULE_OF_KIND[kind],) if kind in RULE_OF_KIND else RULES:
         finding = rule(case)
         if finding is not None:
             difference.label, difference.says = finding
             return
-    if own is None and difference.key[:2] == (0, "weight"):
+    if difference.key[:2] == (0, "weight"):
         difference.label = "other start"
         difference.says = f"the weights differ before the first step, on {named(difference.ranks)}."
-    elif own is None:
+    elif kind in ADVICE:
         difference.label = "unknown"
-        difference.says = f"no known pattern fits. {SO[difference.key.kind]}"
+        difference.says = f"no known pattern fits. {ADVICE[kind]}"
 
 
-SO = {
+ADVICE = {
     "weight": "Something writes to this weight between the steps.",
     "output": "Everything before this output agrees, so look at this layer: at its options, its "
     "random numbers, and its communication.",
@@ -54,127 +54,122 @@ SO = {
 
 def _batch(case: Case) -> Finding:
     """Each row of the batch must be on one rank, or on ranks that have the same rows."""
-    rows = case.runs.rows(case.key.step)
+    rows = case.runs.rows.get(case.key.step)
     if rows is None:
         return None
-    passes = {rank: each for rank, each in enumerate(rows[1]) if each}
-    have = {rank: set(torch.cat(each).tolist()) for rank, each in passes.items()}
-    everywhere, size = set().union(*have.values()), sum(map(len, rows[0]))
-    missing = len(set(range(size)) - everywhere)
-    if -1 in everywhere:
-        case.difference.ranks = strange = [rank for rank, each in have.items() if -1 in each]
+    forwards = {rank: numbers for rank, numbers in enumerate(rows[1]) if numbers}
+    rows_of = {rank: set(torch.cat(numbers).tolist()) for rank, numbers in forwards.items()}
+    on_ranks, size = set().union(*rows_of.values()), sum(map(len, rows[0]))
+    absent = len(set(range(size)) - on_ranks)
+    if -1 in on_ranks:
+        strange = [rank for rank, numbers in rows_of.items() if -1 in numbers]
         pairs = case.runs.pairs(case.key)  # right rows, except for rounding?
-        if pairs is not None and all(near(x, t, case.most) for x, t in pairs.values()):
-            case.difference.ranks = []
+        if pairs is not None and all(near(x, t, case.tolerance) for x, t in pairs.values()):
             return None
+        case.difference.ranks = strange
         for step in range(case.key.step):
             before = Key(step, *case.key[1:])
-            values = [[case.runs.value(case.runs.ranks[r], k) for k in (case.key, before)]
-                      for r in strange]  # fmt: skip
+            values = [[case.runs.ranks[r].value(k) for k in (case.key, before)] for r in strange]
             if all(a is not None and b is not None and torch.equal(a, b) for a, b in values):
                 return "stale", f"{named(strange)} got the batch of step {step} again."
-        more = {r: [n for n, each in enumerate(passes[r]) if bool((each == -1).all())]
-                for r in strange}  # fmt: skip
-        if not missing and all(more.values()):
-            rank, extra = strange[0], more[strange[0]]
+        extra = {rank: [n for n, rows in enumerate(forwards[rank]) if bool((rows == -1).all())]
+                 for rank in strange}  # fmt: skip
+        if not absent and all(extra.values()):
+            rank = strange[0]
             return "too many forwards", f"{named(strange)} did more in this step than its batch: " \
-                f"of the {len(passes[rank])} forwards of rank {rank}, number " \
-                f"{', '.join(map(str, extra))} (counted from 0) had rows of no or of another " \
-                "step. Look for a call of optimizer.step() that was skipped, or for micro-" \
-                "batches left over from an accumulation that was not complete."  # fmt: skip
+                f"of the {len(forwards[rank])} forwards of rank {rank}, number " \
+                f"{', '.join(map(str, extra[rank]))} (counted from 0) had rows of no or of " \
+                "another step. Look for a call of optimizer.step() that was skipped, or for " \
+                "micro-batches left over from an accumulation that was not complete."  # fmt: skip
         return "other rows", f"rows on {named(strange)} are not in the trusted batch: the data " \
             "are in a different order, perhaps because of a different seed or epoch."  # fmt: skip
-    for one, other in combinations(have, 2):
-        both = have[one] & have[other]
-        if both and (missing or have[one] != have[other]):
-            case.difference.ranks = [rank for rank, each in have.items() if each & both]
-            count = f"{len(both)} row{'s' * (len(both) > 1)}"
-            return "same rows", f"{named([one, other])} both have {count} of the batch, so they " \
-                f"count twice; {missing} of the {size} rows are on no rank."  # fmt: skip
-    if missing:
-        case.difference.ranks = list(have)
-        return "rows missing", f"{missing} of {size} rows of the batch are on no rank."
+    for pair in combinations(rows_of, 2):
+        a, b = (rows_of[rank] for rank in pair)
+        if a & b and (absent or a != b):
+            case.difference.ranks = [rank for rank, numbers in rows_of.items() if numbers & a & b]
+            count = f"{len(a & b)} row{'s' * (len(a & b) > 1)}"
+            return "same rows", f"{named(pair)} both have {count} of the batch, so they " \
+                f"count twice; {absent} of the {size} rows are on no rank."  # fmt: skip
+    if absent:
+        case.difference.ranks = list(rows_of)
+        return "rows missing", f"{absent} of {size} rows of the batch are on no rank."
     return None
 
 
 def _modes(case: Case) -> Finding:
     """Dropout and batch normalization must be in training where the trusted run is."""
     right = case.runs.trusted.options[case.key]
-    wrong = [
-        r for r, rank in enumerate(case.runs.ranks) if rank.options.get(case.key, right) != right
-    ]
-    if not wrong:
+    records = enumerate(case.runs.ranks)
+    ranks = [r for r, record in records if record.options.get(case.key, right) != right]
+    if not ranks:
         return None
-    case.difference.ranks = wrong
-    has, other = ("eval()", "train()") if right["training"] else ("train()", "eval()")
-    return "mode", f"{case.key.name} is in the mode of {has} on {named(wrong)}, and in that of " \
-        f"{other} in the trusted run."  # fmt: skip
+    case.difference.ranks = ranks
+    actual, trusted = ("eval()", "train()") if right["training"] else ("train()", "eval()")
+    return "mode", f"{case.key.name} is in the mode of {actual} on {named(ranks)}, and in that " \
+        f"of {trusted} in the trusted run."  # fmt: skip
 
 
 def _masks(case: Case) -> Finding:
     """Dropout masks must be equal if ranks hold the same elements, and different otherwise."""
-    inside = Key(case.key.step, "dropout", case.key.name)
-    places = case.runs.places(inside) if inside in case.runs.trusted.tensors else None
-    masks = [case.runs.value(rank, case.key) for rank in case.runs.ranks]
-    for one, other in combinations(range(len(masks)), 2) if places else ():
-        (a, p), (b, q) = ((masks[r], places[r]) for r in (one, other))  # type: ignore[index]
+    values = Key(case.key.step, "dropout", case.key.name)
+    places = case.runs.places(values) if values in case.runs.trusted.tensors else None
+    masks = [rank.value(case.key) for rank in case.runs.ranks]
+    for pair in combinations(range(len(masks)), 2) if places else ():
+        (a, p), (b, q) = ((masks[rank], places[rank]) for rank in pair)  # type: ignore[index]
         if a is None or b is None or p is None or q is None or a.shape != b.shape:
             continue
         if a.numel() < 16 or a.all() or b.all() or torch.equal(p, q) == torch.equal(a, b):
             continue
-        case.difference.ranks = [one, other]
+        case.difference.ranks = list(pair)
         if torch.equal(p, q):
-            return "other random numbers", f"{named([one, other])} hold the same values but drop " \
+            return "other random numbers", f"{named(pair)} hold the same values but drop " \
                 "different ones: they need the same random numbers."  # fmt: skip
-        return "same random numbers", f"{named([one, other])} hold different values but drop " \
+        return "same random numbers", f"{named(pair)} hold different values but drop " \
             "them in the same places: they need different random numbers."  # fmt: skip
     return None
 
 
 def _options(case: Case) -> Finding:
     """Learning rate, weight decay and other options must be those of the trusted run."""
-    key, ranks = case.key, case.runs.ranks
-    have = {r: rank.options.get(key) for r, rank in enumerate(ranks)}
-    if not any(Key(key.step, "weight", key.name) in rank.tensors for rank in ranks):
+    key, records = case.key, case.runs.ranks
+    if not any(Key(key.step, "weight", key.name) in record.tensors for record in records):
         return None
-    if all(each is None for each in have.values()):
-        case.difference.ranks = list(have)
+    options = {r: record.options[key] for r, record in enumerate(records) if key in record.options}
+    if not options:
+        case.difference.ranks = list(range(len(records)))
         return "not in the optimizer", "no rank's optimizer has this parameter: the optimizer " \
             "got other tensors, perhaps because it was made before the wrapper."  # fmt: skip
     for name, right in case.runs.trusted.options[key].items():
-        wrong = {
-            r: each[name] for r, each in have.items() if each and each.get(name, right) != right
-        }
-        if wrong:
-            case.difference.ranks = list(wrong)
-            values = ", ".join(str(value) for value in dict.fromkeys(wrong.values()))
-            return "option", f"{name} is {values} on {named(list(wrong))}, and {right} in the " \
+        ranks = [rank for rank, own in options.items() if own.get(name, right) != right]
+        if ranks:
+            case.difference.ranks = ranks
+            values = ", ".join(dict.fromkeys(str(options[rank][name]) for rank in ranks))
+            return "option", f"{name} is {values} on {named(ranks)}, and {right} in the " \
                 "trusted run."  # fmt: skip
     return None
 
 
-OWN = {"input": _batch, "mode": _modes, "mask": _masks, "option": _options}
+RULE_OF_KIND = {"input": _batch, "mode": _modes, "mask": _masks, "option": _options}
 """The rules for the kinds in `OWN_RULES`."""
 
 # Rules for tensors.
 
 
 def _not_finite(case: Case) -> Finding:
-    def has(tensor: Tensor | None) -> bool:
-        return tensor is not None and not bool(tensor.isfinite().all())
+    def is_bad(tensor: Tensor) -> bool:
+        return not bool(tensor.isfinite().all())
 
-    if not any(has(x) for x, _ in case.wrong.values()):
+    ranks = [rank for rank, (x, _) in case.wrong.items() if is_bad(x)]
+    if not ranks:
         return None
     share = Key(case.key.step, "share", case.key.name)
-    origin = [
-        r for r, rank in enumerate(case.runs.ranks) if any(map(has, rank.tensors.get(share, [])))
-    ]
-    bad = [rank for rank, (x, _) in case.wrong.items() if has(x)]
-    came = f" They come from {named(origin)}." if origin and origin != bad else ""
-    return "NaN", f"there are infinite numbers, or NaN, on {named(bad)}.{came}"
+    records = enumerate(case.runs.ranks)
+    origin = [r for r, record in records if any(map(is_bad, record.tensors.get(share, [])))]
+    source = f" They come from {named(origin)}." if origin and origin != ranks else ""
+    return "NaN", f"there are infinite numbers, or NaN, on {named(ranks)}.{source}"
 
 
-def _missing(case: Case) -> Finding:
+def _no_tensor(case: Case) -> Finding:
     without = [rank for rank in case.difference.ranks if rank not in case.wrong]
     frozen = [rank for rank in without if case.key.name in case.runs.ranks[rank].frozen]
     if frozen:
@@ -189,24 +184,25 @@ def _zero(case: Case) -> Finding:
         return "zero", f"all elements are zero on {named(list(case.wrong))}."
     option = Key(case.key.step, "option", case.key.name)
     lacks = all(option not in case.runs.ranks[rank].options for rank in case.wrong)
-    why = (
-        ": the optimizer there lacks this parameter" if lacks and case.runs.trusted.options else ""
-    )
-    return "unchanged", f"the weight did not change on {named(list(case.wrong))}{why}."
+    reason = ""
+    if lacks and case.runs.trusted.options:
+        reason = ": the optimizer there lacks this parameter"
+    return "unchanged", f"the weight did not change on {named(list(case.wrong))}{reason}."
 
 
 def _of_the_step_before(case: Case) -> Finding:
     before = case.runs.pairs(Key(case.key.step - 1, *case.key[1:])) if case.key.step else None
     if not before or not case.wrong or not all(rank in before for rank in case.wrong):
         return None
-    if all(any(near(x, old, case.most) for old in before[r]) for r, (x, _) in case.wrong.items()):
-        return "stale", f"on {named(list(case.wrong))} the values are those of the step before."
-    return None
+    for rank, (x, _) in case.wrong.items():
+        if not any(near(x, old, case.tolerance) for old in before[rank]):
+            return None
+    return "stale", f"on {named(list(case.wrong))} the values are those of the step before."
 
 
 def _bias_again(case: Case) -> Finding:
     """Find an output that is off by a multiple of a bias, the same in every row."""
-    bias = case.runs.value(case.runs.trusted, Key(case.key.step, "weight", f"{case.key.name}.bias"))
+    bias = case.runs.trusted.value(Key(case.key.step, "weight", f"{case.key.name}.bias"))
     if case.key.kind != "output" or bias is None or bias.dim() != 1:
         return None
     counts = set()
@@ -215,7 +211,7 @@ def _bias_again(case: Case) -> Finding:
             return None
         b = bias.double().expand(x.shape)
         times = float(((x - t) * b).sum() / b.square().sum())
-        if not near(x - t, times * b, 4 * case.most):
+        if not near(x - t, times * b, 4 * case.tolerance):
             return None
         counts.add(round(times, 1))
     if len(counts) != 1 or 0 in counts:
@@ -243,27 +239,27 @@ def _multiple(case: Case) -> Finding:
 
 def _factors(case: Case) -> dict[int, float] | None:
     """Return rank → c if its part is c times the right one; None if a part is not a multiple."""
-    found = {}
+    factors = {}
     for rank, (x, t) in case.wrong.items():
         if bool(t.any()) and t.numel() > 1:
             times = float((x * t).sum() / t.square().sum())
-            if not near(x, times * t, 2 * case.most * max(1.0, abs(times))):
+            if not near(x, times * t, 2 * case.tolerance * max(1.0, abs(times))):
                 return None
-            found[rank] = times
-    return found
+            factors[rank] = times
+    return factors
 
 
 def _partial(case: Case) -> Finding:
     """Find parts with the same elements whose sum or mean over the ranks is right."""
-    pairs, places = case.runs.pairs(case.key) or {}, case.runs.places(case.key) or []
-    there = [each for each in places if each is not None]
-    if len(pairs) < 2 or not all(torch.equal(each, there[0]) for each in there):
+    pairs = case.runs.pairs(case.key) or {}
+    places = [place for place in case.runs.places(case.key) or [] if place is not None]
+    if len(pairs) < 2 or not all(torch.equal(place, places[0]) for place in places):
         return None
     xs, t = torch.stack([x for x, _ in pairs.values()]), next(iter(pairs.values()))[1]
-    if near(xs.sum(0), t, 2 * case.most * len(xs)):
+    if near(xs.sum(0), t, 2 * case.tolerance * len(xs)):
         return "partial sum", "each rank has only its own term of a sum over the ranks: " \
             "an all-reduce is missing."  # fmt: skip
-    if near(xs.mean(0), t, 2 * case.most):
+    if near(xs.mean(0), t, 2 * case.tolerance):
         return "no all-reduce", "each rank has only its own numbers, and only their mean over " \
             "the ranks is the right result: an all-reduce is missing."  # fmt: skip
     return None
@@ -273,56 +269,62 @@ def _own_statistics(case: Case) -> Finding:
     """Find x = a t + b in each feature, with other a and b on each rank: its own statistics."""
     if case.key.kind != "output" or not case.wrong:
         return None
-    for x, t in case.wrong.values():
-        if t.dim() < 2 or t.transpose(0, 1).flatten(1).shape[1] < 4:
+    for pair in case.wrong.values():
+        if pair[1].dim() < 2:
             return None
-        x, t = (each.transpose(0, 1).flatten(1) for each in (x, t))
-        x, t = (each - each.mean(1, keepdim=True) for each in (x, t))
+        by_feature = [tensor.transpose(0, 1).flatten(1) for tensor in pair]
+        if by_feature[1].shape[1] < 4:
+            return None
+        x, t = (tensor - tensor.mean(1, keepdim=True) for tensor in by_feature)
         a = (x * t).sum(1, keepdim=True) / t.square().sum(1, keepdim=True).clamp_min(1e-300)
-        if not near(x, a * t, 8 * case.most * max(1.0, float(a.abs().max()))):
+        if not near(x, a * t, 8 * case.tolerance * max(1.0, float(a.abs().max()))):
             return None
     return "own statistics", f"{named(list(case.wrong))} normalize each feature with the mean " \
         "and variance of only their own part of the batch."  # fmt: skip
 
 
 def _another_part(case: Case) -> Finding:
-    pairs, whose = case.runs.pairs(case.key) or {}, {}
+    pairs, owners = case.runs.pairs(case.key) or {}, {}
     for rank, (x, _) in case.wrong.items():
-        fits = [r for r, (_, t) in pairs.items() if r != rank and near(x, t, 2 * case.most)]
+        fits = [r for r, (_, t) in pairs.items() if r != rank and near(x, t, 2 * case.tolerance)]
         if not fits:
             return None
-        whose[rank] = fits[0]
-    listed = ", ".join(f"rank {r} has the part of rank {s}" for r, s in whose.items())
-    return ("another rank's part", f"{listed}.") if whose else None
+        owners[rank] = fits[0]
+    listed = ", ".join(f"rank {r} has the part of rank {s}" for r, s in owners.items())
+    return ("another rank's part", f"{listed}.") if owners else None
 
 
 def _another_order(case: Case) -> Finding:
     """Find the right numbers in wrong places: on each rank, or in all parts put together."""
     pairs, places = case.runs.pairs(case.key), case.runs.places(case.key)
-    whole = case.runs.value(case.runs.trusted, case.key)
-    if not pairs or not places or whole is None or whole.numel() < 4:
+    right, tolerance = case.runs.trusted.value(case.key), 2 * case.tolerance
+    if not pairs or not places or right is None or right.numel() < 4:
         return None
-    if case.all(lambda x, t: near(x.flatten().sort()[0], t.flatten().sort()[0], 2 * case.most)):
-        first = _which_rows(*next(iter(case.wrong.values())), 2 * case.most)
-        return "another order", f"the right numbers are in the wrong places{first}."
-    there = torch.cat([each.flatten() for each in places if each is not None])
-    if len(set(there.tolist())) < len(there):
+
+    def same_numbers(x: Tensor, t: Tensor) -> bool:
+        return near(x.flatten().sort()[0], t.flatten().sort()[0], tolerance)
+
+    if case.all(same_numbers):
+        rows = _which_rows(*next(iter(case.wrong.values())), tolerance)
+        return "another order", f"the right numbers are in the wrong places{rows}."
+    numbers = torch.cat([place.flatten() for place in places if place is not None])
+    if len(set(numbers.tolist())) < len(numbers):
         return None  # ranks have elements in common, so their parts cannot be put together
-    together = whole.flatten().double().clone()
+    right = right.double()
+    together = right.flatten().clone()
     for rank, (x, _) in pairs.items():
         together[places[rank].flatten()] = x.flatten()  # type: ignore[union-attr]
-    right = whole.double()
-    if near(together.sort()[0], right.flatten().sort()[0], 2 * case.most):
-        rows = _which_rows(together.view(whole.shape), right, 2 * case.most)
-        return "another order", "if the ranks' parts are put together, the right numbers are in " \
-            f"the wrong places{rows}."  # fmt: skip
-    return None
+    if not same_numbers(together, right):
+        return None
+    rows = _which_rows(together.view(right.shape), right, tolerance)
+    return "another order", "if the ranks' parts are put together, the right numbers are in " \
+        f"the wrong places{rows}."  # fmt: skip
 
 
-def _which_rows(x: Tensor, t: Tensor, most: float) -> str:
+def _which_rows(x: Tensor, t: Tensor, tolerance: float) -> str:
     if x.dim() < 2 or len(x) > 64:
         return ""
-    same = (x.flatten(1)[:, None] - t.flatten(1)[None]).abs().amax(-1) <= most
+    same = (x.flatten(1)[:, None] - t.flatten(1)[None]).abs().amax(-1) <= tolerance
     if not bool(same.any(1).all()):
         return ""
     numbers = same.int().argmax(1).tolist()
@@ -331,6 +333,6 @@ def _which_rows(x: Tensor, t: Tensor, most: float) -> str:
 
 
 RULES: tuple[Callable[[Case], Finding], ...] = (
-    *(_not_finite, _missing, _zero, _of_the_step_before, from_the_shares, _bias_again),
+    *(_not_finite, _no_tensor, _zero, _of_the_step_before, from_the_shares, _bias_again),
     *(_multiple, _partial, _own_statistics, _another_part, _another_order, shares_are_wrong),
 )

@@ -23,7 +23,8 @@ the layout, and tolerances from disturbed runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -42,6 +43,9 @@ from course_lib.pipeline_parallel import Pipeline
 
 _IN_FRONT = re.compile(r"^((module|_orig_mod|_fsdp_wrapped_module)(\.|$))+")
 _INSIDE = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
+_STAGE = re.compile(r"^stages\.\d+\.")  # of a Pipeline
+OF_ROWS = ("input", "output", "mask", "dropout")
+"""The kinds that have a part for each row of the batch."""
 
 
 class Key(NamedTuple):
@@ -82,8 +86,32 @@ class Record:
     def coarsest(self) -> float:
         """Return the largest relative rounding of the model's results: 1.2e-7 for float32."""
         kinds = ("output", "gradient", "share", "weight")
-        seen = [t.dtype for key, ts in self.tensors.items() if key.kind in kinds for t in ts]
-        return max((torch.finfo(d).eps for d in set(seen) if d.is_floating_point), default=0.0)
+        dtypes = {t.dtype for key, ts in self.tensors.items() if key.kind in kinds for t in ts}
+        return max((torch.finfo(d).eps for d in dtypes if d.is_floating_point), default=0.0)
+
+    def value(self, key: Key) -> Tensor | None:
+        """Return a tensor with all its passes; for an update, return the change of the weight."""
+        tensors = self.tensors.get(key)
+        if tensors is None:
+            return None
+        if key.kind == "update":
+            (before,) = self.tensors.get(Key(key.step, "weight", key.name), [None])
+            return None if before is None else tensors[0].double() - before.double()
+        values = self._first_calls_first(key) or tensors
+        if len(values) == 1:
+            return values[0]
+        if values[0].dim() and len({value.shape[1:] for value in values}) == 1:
+            return torch.cat(values)
+        return torch.cat([value.flatten() for value in values])
+
+    def _first_calls_first(self, key: Key) -> list[Tensor]:
+        """Return what each run of a layer computed: all first calls of a pass come first."""
+        calls: Counter[int] = Counter()
+        runs = []
+        for number, tensor in zip(self.passes.get(key, []), self.tensors[key], strict=False):
+            runs.append((calls[number], number, tensor))
+            calls[number] += 1
+        return [tensor for *_, tensor in sorted(runs, key=lambda run: run[:2])]
 
 
 class _Disturbance(NamedTuple):
@@ -109,7 +137,7 @@ def record(model: nn.Module, optimizer: Optimizer | None = None) -> Iterator[Rec
     recorder = _Recorder(model, optimizer)
     try:
         yield recorder.record
-        if not recorder.stepped:
+        if not recorder.step:
             recorder.before_step()
             recorder.after_step()
     finally:
@@ -155,23 +183,6 @@ def trusted_run(
     return trusted
 
 
-def _plain(model: nn.Module) -> Callable[[str], str]:
-    """Return a function that removes the prefixes of wrappers from a name."""
-    stage = re.compile(r"^stages\.\d+\.") if isinstance(model, Pipeline) else None
-
-    def plain(name: str) -> str:
-        name = _INSIDE.sub("", _IN_FRONT.sub("", name))
-        return stage.sub("", name) if stage else name
-
-    return plain
-
-
-def _here(tensor: Tensor) -> Tensor:
-    """Return a copy of this rank's part, on the CPU."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.detach().to("cpu", copy=True)
-
-
 class _Recorder:
     """The hooks of one `record`."""
 
@@ -179,25 +190,26 @@ class _Recorder:
         started = dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
         self.record, self.model, self.optimizer = Record(rank, world_size), model, optimizer
-        self.name, self.step, self.stepped = _plain(model), 0, False
-        self.depth, self.began = 0, False
-        self.runs: dict[str, int] = {}  # how often the module at the top ran in this step
-        self.count = 0
+        self.step = self.depth = self.forward = 0
+        self.began = False
+        self.forwards: Counter[str] = Counter()  # of each outermost module, in this step
         self.disturb = _disturb(_disturbance.get())
         self.handles: list[Any] = []
-        for each, param in self._parameters():
+        self.names: dict[nn.Parameter, list[str]] = {}  # a tied parameter has several
+        for name, param in self._parameters():
+            self.names.setdefault(param, []).append(name)
             with torch.no_grad():
                 param.copy_(self.disturb(param))
             if not param.requires_grad:
-                self.record.frozen.add(each)
-        for params in _by_identity(self._parameters()).values():
-            if params[0][1].requires_grad and params[0][1].is_leaf:
-                hook = self._on_gradient([each for each, _ in params])
-                self.handles.append(params[0][1].register_hook(hook))  # type: ignore[no-untyped-call]
+                self.record.frozen.add(name)
+        for param, names in self.names.items():
+            if param.requires_grad and param.is_leaf:
+                hook = self._on_gradient(names)
+                self.handles.append(param.register_hook(hook))  # type: ignore[no-untyped-call]
         # If a wrapper and its module have the same name, the last one wins.
-        self.modules = {self.name(each): module for each, module in model.named_modules()}
-        for each, module in self.modules.items():
-            before, after = self._before(each), self._after(each)
+        modules = {self._plain(name): module for name, module in model.named_modules()}
+        for name, module in modules.items():
+            before, after = self._before(name), self._after(name)
             self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             self.handles.append(module.register_forward_hook(after, always_call=True))
         inside = (nn.MultiheadAttention, nn.RNNBase)
@@ -209,28 +221,34 @@ class _Recorder:
             after_step = optimizer.register_step_post_hook(lambda *_: self.after_step())
             self.handles += [before_step, after_step]
 
-    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
-        named = self.model.named_parameters(remove_duplicate=False)
-        return [(self.name(each), param) for each, param in named]
+    def _plain(self, name: str) -> str:
+        """Return a name without the prefixes of wrappers."""
+        name = _INSIDE.sub("", _IN_FRONT.sub("", name))
+        return _STAGE.sub("", name) if isinstance(self.model, Pipeline) else name
 
-    def _keep(self, kind: str, name: str, tensor: Tensor, *, more: bool = False) -> None:
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        params = self.model.named_parameters(remove_duplicate=False)
+        return [(self._plain(name), param) for name, param in params]
+
+    def _save(self, kind: str, name: str, tensor: Tensor, *, append: bool = False) -> None:
+        """Save a copy of this rank's part, on the CPU."""
         key = Key(self.step, kind, name)
-        kept = self.record.tensors.setdefault(key, []) if more else []
-        kept.append(_here(tensor))
-        self.record.tensors[key] = kept
-        if kind in ("input", "output", "mask", "dropout"):
-            self.record.passes.setdefault(key, []).append(self.count)
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        earlier = self.record.tensors.get(key, []) if append else []
+        self.record.tensors[key] = [*earlier, local.detach().to("cpu", copy=True)]
+        if kind in OF_ROWS:
+            self.record.passes.setdefault(key, []).append(self.forward)
 
     def begin(self) -> None:
         """Record the weights, at the first forward of a step."""
         if self.began:
             return
-        self.began, self.runs = True, {}
-        for each, param in self._parameters():
-            self._keep("weight", each, param)
+        self.began, self.forwards = True, Counter()
+        for name, param in self._parameters():
+            self._save("weight", name, param)
             sharded = isinstance(param.grad, PartialGradient)
             if param.grad is not None and not sharded and self.step == 0:
-                self._keep("left over", each, param.grad)
+                self._save("left over", name, param.grad)
 
     def _before(self, name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -238,46 +256,46 @@ class _Recorder:
                 return None  # forward runs again to recompute activations
             self.begin()
             if self.depth == 0:
-                self.count = self.runs[name] = self.runs.get(name, -1) + 1
+                self.forward = self.forwards[name]
+                self.forwards[name] += 1
             self.depth += 1
             if isinstance(module, _DropoutNd | _NormBase):
                 key = Key(self.step, "mode", name)
                 self.record.options[key] = {"training": module.training}
             if name:
                 return None
-            leaves = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-            for place, tensor in enumerate(leaves):
-                self._keep("input", f"input {place}" if place else "input", tensor, more=True)
-            return tree_map(self.disturb, (args, kwargs)) if self.disturb is not _as_it_is else None
+            for place, tensor in enumerate(_tensors_in((args, kwargs))):
+                self._save("input", f"input {place}" if place else "input", tensor, append=True)
+            return tree_map(self.disturb, (args, kwargs))
 
         return hook
 
     def _after(self, name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, output: Any) -> Any:
+            drops = isinstance(module, _DropoutNd) and module.training and module.p > 0
             if _in_backward():  # disturbed again, so that it saves as many tensors as forward did
-                output = args[0] if _is_dropout(module) else tree_map(self.disturb, output)
-                return output
+                return args[0] if drops else tree_map(self.disturb, output)
             self.depth -= 1
             if output is None:
                 return None
-            if _is_dropout(module):
-                self._keep("dropout", name, args[0], more=True)
-                self._keep("mask", name, output != 0, more=True)
+            if drops:
+                self._save("dropout", name, args[0], append=True)
+                self._save("mask", name, output != 0, append=True)
                 return args[0]
-            leaves = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
-            for place, tensor in enumerate(leaves):
+            for place, tensor in enumerate(_tensors_in(output)):
                 if tensor.is_floating_point():
-                    each = f"{name or 'the model'}{f'[{place}]' if place else ''}"
-                    self._keep("output", each, tensor, more=True)
-            return None if self.disturb is _as_it_is else tree_map(self.disturb, output)
+                    label = f"{name or 'the model'}{f'[{place}]' if place else ''}"
+                    self._save("output", label, tensor, append=True)
+            return tree_map(self.disturb, output)
 
         return hook
 
-    def _on_gradient(self, names: list[str]) -> Callable[[Tensor], Tensor | None]:
-        def hook(gradient: Tensor) -> Tensor | None:
-            for each in names:
-                self._keep("share", each, gradient, more=True)
-            return None if self.disturb is _as_it_is else self.disturb(gradient)
+    def _on_gradient(self, names: list[str]) -> Callable[[Tensor], Tensor]:
+        def hook(gradient: Tensor) -> Tensor:
+            for name in names:
+                self._save("share", name, gradient, append=True)
+            disturbed: Tensor = self.disturb(gradient)
+            return disturbed
 
         return hook
 
@@ -286,87 +304,65 @@ class _Recorder:
         """Record the gradients as the optimizer sees them, in the order of backward."""
         self.begin()
         params = dict(self._parameters())
-        first = [key.name for key in self.record.tensors if key[:2] == (self.step, "share")]
-        for each in dict.fromkeys([*first, *reversed(params)]):
-            gradient = params[each].grad
+        with_share = [key.name for key in self.record.tensors if key[:2] == (self.step, "share")]
+        for name in dict.fromkeys([*with_share, *reversed(params)]):
+            gradient = params[name].grad
             if isinstance(gradient, PartialGradient):
                 gradient = gradient.held()
             if gradient is not None:
-                self._keep("gradient", each, gradient)
+                self._save("gradient", name, gradient)
         for group in self.optimizer.param_groups if self.optimizer else ():
-            plain = {k: v for k, v in group.items() if _is_option(v)}
-            for each in self._names(group["params"]):
-                self.record.options[Key(self.step, "option", each)] = plain
+            options = {k: v for k, v in group.items() if isinstance(v, bool | int | float | tuple)}
+            for param in group["params"]:
+                for name in self.names.get(param, ()):
+                    self.record.options[Key(self.step, "option", name)] = options
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Record the results of the step: optimizer state, parameters, buffers."""
-        for each, value in self._state():
-            self._keep("state", each, value)
-        for each, param in self._parameters():
-            self._keep("update", each, param)
-        for each, buffer in self.model.named_buffers():
-            self._keep("buffer", self.name(each), buffer)
-        self.stepped, self.began, self.step = True, False, self.step + 1
-
-    def _names(self, params: Iterable[Tensor]) -> list[str]:
-        known = _by_identity(self._parameters())
-        return [each for param in params for each, _ in known.get(id(param), [])]
+        for name, value in self._state():
+            self._save("state", name, value)
+        for name, param in self._parameters():
+            self._save("update", name, param)
+        for name, buffer in self.model.named_buffers():
+            self._save("buffer", self._plain(name), buffer)
+        self.began, self.step = False, self.step + 1
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield ``name.exp_avg`` and its tensor; for a sharded optimizer as on one rank."""
         if self.optimizer is None:
             return
-        groups = self.optimizer.param_groups
-        state: dict[Any, Any] = {id(param): value for param, value in self.optimizer.state.items()}
+        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        state: dict[Any, Any] = dict(self.optimizer.state)
         if not state:
             try:
-                kept = self.optimizer.state_dict()["state"]
+                by_number = self.optimizer.state_dict()["state"]
             except RuntimeError:
                 return  # PyTorch's ZeRO: the state would have to be gathered first
-            params = [param for group in groups for param in group["params"]]
-            state = {id(params[number]): value for number, value in kept.items()}
-        for group in groups:
-            for param in group["params"]:
-                for what, value in state.get(id(param), {}).items():
-                    if isinstance(value, Tensor) and value.dim() > 0:
-                        for each in self._names([param]):
-                            yield f"{each}.{what}", value
+            state = {params[number]: values for number, values in by_number.items()}
+        for param in params:
+            for label, value in state.get(param, {}).items():
+                if isinstance(value, Tensor) and value.dim() > 0:
+                    for name in self.names.get(param, ()):
+                        yield f"{name}.{label}", value
 
 
-def _by_identity(
-    named: Iterable[tuple[str, nn.Parameter]],
-) -> dict[int, list[tuple[str, nn.Parameter]]]:
-    found: dict[int, list[tuple[str, nn.Parameter]]] = {}
-    for name, param in named:
-        found.setdefault(id(param), []).append((name, param))
-    return found
-
-
-def _is_option(value: Any) -> bool:
-    return isinstance(value, bool | int | float | tuple) and not isinstance(value, Tensor)
-
-
-def _is_dropout(module: nn.Module) -> bool:
-    return isinstance(module, _DropoutNd) and module.training and module.p > 0
+def _tensors_in(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _in_backward() -> bool:
     return int(torch._C._current_graph_task_id()) != -1
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _disturb(how: _Disturbance | None) -> Callable[[Any], Any]:
+def _disturb(disturbance: _Disturbance | None) -> Callable[[Any], Any]:
     """Return a function that moves each number and its gradient up or down by a rounding."""
-    if how is None:
-        return _as_it_is
-    random = torch.Generator().manual_seed(how.seed)
+    if disturbance is None:
+        return lambda value: value
+    random = torch.Generator().manual_seed(disturbance.seed)
 
     def moved(value: Tensor) -> Tensor:
-        eps = torch.finfo(how.dtype or value.dtype).eps
+        eps = torch.finfo(disturbance.dtype or value.dtype).eps
         signs = torch.randint(0, 2, value.shape, generator=random).to(value) * 2 - 1
         return value * (1 + max(eps, torch.finfo(value.dtype).eps) * signs)
 

@@ -18,6 +18,7 @@ A comparison of the weights o with the right weights e shows what happened:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +26,44 @@ from torch import Tensor
 from course_lib.compare.differences import Case, Finding, named, near
 from course_lib.compare.record import Key
 
-Columns = list[tuple[int, int]]
-"""The (rank, backward) of each share."""
+Weights = dict[tuple[int, int], float]
+"""(rank, backward) → the weight of its share."""
+
+
+class Shares(NamedTuple):
+    """The shares of all ranks as the columns of a matrix, for one rank's part of the tensor.
+
+    Attributes:
+        columns: the (rank, backward) of each share.
+        basis: the shares, of shape (elements, columns).
+        x: this rank's final gradient, as one column.
+        t: the right one.
+        tolerance: the largest allowed error.
+        before: the gradient before this step; None if it is unknown.
+
+    """
+
+    columns: list[tuple[int, int]]
+    basis: Tensor
+    x: Tensor
+    t: Tensor
+    tolerance: float
+    before: Tensor | None
+
+    def fit(self, vector: Tensor) -> Tensor | None:
+        """Return the weights with which the columns add up to `vector`, else None."""
+        size = self.basis.norm(dim=0)
+        finite = self.basis.isfinite().all() and vector.isfinite().all()
+        if not finite or not bool((size > 0).all()):
+            return None
+        basis = self.basis / size
+        spread = torch.linalg.svdvals(basis)
+        if float(spread[-1]) < 1e-3 * float(spread[0]):
+            return None  # some shares are nearly the same
+        weights = torch.linalg.lstsq(basis, vector[:, None], driver="gelsd").solution[:, 0]
+        larger = float(vector.norm() / size.mean())  # how much its roundings exceed a share's
+        error = float((basis @ weights - vector).abs().max())
+        return weights / size if error <= 4 * self.tolerance * max(1.0, larger) else None
 
 
 def from_the_shares(case: Case) -> Finding:
@@ -34,10 +71,12 @@ def from_the_shares(case: Case) -> Finding:
     if case.key.kind != "gradient":
         return None
     findings = [_of_one_rank(rank, case) for rank in case.difference.ranks]
-    labels = {None if each is None else each[0] for each in findings}
-    if labels == {"no all-reduce", "rank missing"}:  # the missing rank has only its own
-        return next(each for each in findings if each is not None and each[0] == "rank missing")
-    return findings[0] if len(labels) == 1 else None
+    by_label = {finding and finding[0]: finding for finding in reversed(findings)}
+    if set(by_label) == {"no all-reduce", "rank missing"}:  # the missing rank has only its own
+        return by_label["rank missing"]
+    if set(by_label) == {"scaled"} and len(findings) < case.runs.world_size:
+        return None  # pieces of other tensors, on the other ranks, may have other factors
+    return findings[0] if len(by_label) == 1 else None
 
 
 def factor(
@@ -61,30 +100,28 @@ def factor(
     if near(1 / k):
         return "divided by K", f"the values are 1/K of the right ones, with K = {k}: they were " \
             "divided once too often, or not summed over the ranks."  # fmt: skip
+    label = "scaled"
     if near(k * k) or near(1 / k**2):
         label = "times K²" if value > 1 else "divided by K²"
-        return label, f"the values are {value:.4g} times the right ones."
-    return "scaled", f"the values are {value:.4g} times the right ones."
+    return label, f"the values are {value:.4g} times the right ones."
 
 
 def shares_are_right(case: Case) -> bool:
     """Whether the right gradient is a sum of shares: then forward and backward were right."""
-    for rank in case.difference.ranks:
-        columns, basis, _, t, most, _ = _least_squares(rank, case)
-        if not columns or _fit(basis, t, most) is None:
-            return False
-    return True
+    by_rank = [_shares(rank, case) for rank in case.difference.ranks]
+    return all(shares is not None and shares.fit(shares.t) is not None for shares in by_rank)
 
 
 def shares_are_wrong(case: Case) -> Finding:
     """Find a correct mean of wrong shares."""
     if case.key.kind != "gradient":
         return None
-    k = case.runs.world_size
     for rank in case.difference.ranks:
-        columns, basis, x, _, most, _ = _least_squares(rank, case)
-        have = _fit(basis, x, most) if columns else None
-        if have is None or not _equal(have.tolist()) or abs(float(have[0]) * k - 1) > 0.05:
+        shares = _shares(rank, case)
+        weights = None if shares is None else shares.fit(shares.x)
+        if weights is None or not _equal(weights.tolist()):
+            return None
+        if abs(float(weights[0]) * case.runs.world_size - 1) > 0.05:
             return None
     return "wrong shares", "the gradient is the mean over the ranks, but each backward's " \
         "gradient was already wrong: look at the loss or backward, not communication."  # fmt: skip
@@ -92,102 +129,81 @@ def shares_are_wrong(case: Case) -> Finding:
 
 def _of_one_rank(rank: int, case: Case) -> Finding:
     """Find the weights o and e of one rank, and interpret them."""
-    columns, basis, x, t, most, before = _least_squares(rank, case)
-    if not columns:
+    shares = _shares(rank, case)
+    right = None if shares is None else shares.fit(shares.t)
+    if shares is None or right is None:
         return None
-    right, have = _fit(basis, t, most), _fit(basis, x, most)
-    if right is None:
-        return None
-    if near(x, torch.zeros_like(x), most):
+    if near(shares.x, torch.zeros_like(shares.x), shares.tolerance):
         return "zero", "the result includes no rank's gradient."
-    if have is not None:
-        return _read(columns, have, right, rank, case)
-    if before is None:
+    actual = shares.fit(shares.x)
+    if actual is not None:
+        o, e = (dict(zip(shares.columns, w.tolist(), strict=True)) for w in (actual, right))
+        return _read(o, e, rank, case)
+    if shares.before is None:
         return None
-    have = _fit(torch.cat([basis, before[:, None]], 1), x, most)
-    if have is None or abs(float(have[-1])) < 0.05:
+    basis = torch.cat([shares.basis, shares.before[:, None]], 1)
+    with_before = shares._replace(basis=basis).fit(shares.x)
+    if with_before is None or abs(float(with_before[-1])) < 0.05:
         return None
     return "not zeroed", "the gradient from before this step was not cleared and is still " \
-        f"included, with the weight {float(have[-1]):.3g}."  # fmt: skip
+        f"included, with the weight {float(with_before[-1]):.3g}."  # fmt: skip
 
 
-def _least_squares(
-    rank: int, case: Case
-) -> tuple[Columns, Tensor, Tensor, Tensor, float, Tensor | None]:
-    """Return the shares (elements, columns), x, t, the allowed error, and the gradient before.
+def _shares(rank: int, case: Case) -> Shares | None:
+    """Return the shares of all ranks; None if there are none, or too few elements.
 
-    If the tensor is small, other tensors that differ on this rank are added below it. No columns
-    are returned if there are no shares, or too few elements.
+    If the tensor is small, other tensors that differ on this rank are added below it.
     """
     keys = [d.key for d in case.others if d.key[:2] == case.key[:2] and rank in d.ranks]
-    columns: Columns = []
+    columns: list[tuple[int, int]] = []
     parts: list[list[Tensor]] = []
-    befores: list[Tensor | None] = []
-    size, most = 0, 0.0
+    befores: list[Tensor] = []
+    size, tolerance = 0, 0.0
     for key in dict.fromkeys([case.key, *keys]):
-        shares, pairs = _shares(rank, key, case), case.runs.pairs(key) or {}
+        shares, pairs = _columns(rank, key, case), case.runs.pairs(key) or {}
         if not shares or rank not in pairs or (columns and list(shares) != columns):
             continue
         columns = list(shares)
         parts.append([torch.stack(list(shares.values()), 1), *map(torch.flatten, pairs[rank])])
-        befores.append(_before(rank, key, case))
-        size, most = size + len(parts[-1][1]), max(most, case.runs.tolerance(key)[0])
+        record = case.runs.ranks[rank]
+        before = record.value(Key(key.step - 1, "gradient", key.name))
+        if before is None:
+            before = record.value(Key(0, "left over", key.name))
+        befores += [] if before is None else [before.flatten().double()]
+        size += len(parts[-1][1])
+        tolerance = max(tolerance, case.runs.tolerance(key)[0])
         if size >= 4 * len(columns):
             break
     if size <= len(columns) + 1:
-        return [], torch.empty(0), torch.empty(0), torch.empty(0), 0.0, None
-    basis, x, t = (torch.cat(each) for each in zip(*parts, strict=True))
-    there = [each for each in befores if each is not None]
-    return columns, basis, x, t, most, torch.cat(there) if len(there) == len(parts) else None
-
-
-def _shares(rank: int, key: Key, case: Case) -> dict[tuple[int, int], Tensor]:
-    """Return (rank k, backward j) → its share, for the elements that `rank` has."""
-    whole, places = case.runs.value(case.runs.trusted, key), case.runs.places(key)
-    place = places[rank] if places else None
-    found = {}
-    for k, record in enumerate(case.runs.ranks if place is not None else ()):
-        for j, share in enumerate(record.tensors.get(Key(key.step, "share", key.name), [])):
-            assert whole is not None and place is not None
-            if share.numel() == whole.numel():
-                found[k, j] = share.flatten().double()[place.flatten()]
-            elif k == rank and share.numel() == place.numel():
-                found[k, j] = share.flatten().double()
-    return found
-
-
-def _before(rank: int, key: Key, case: Case) -> Tensor | None:
-    """Return the gradient before this step: from the step before, or from the start."""
-    record = case.runs.ranks[rank]
-    before = case.runs.value(record, Key(key.step - 1, "gradient", key.name))
-    if before is None:
-        before = case.runs.value(record, Key(0, "left over", key.name))
-    return None if before is None else before.flatten().double()
-
-
-def _fit(basis: Tensor, vector: Tensor, most: float) -> Tensor | None:
-    """Return the weights with which the columns of `basis` add up to `vector`, else None."""
-    size = basis.norm(dim=0)
-    if not basis.isfinite().all() or not vector.isfinite().all() or not bool((size > 0).all()):
         return None
-    basis = basis / size
-    spread = torch.linalg.svdvals(basis)
-    if float(spread[-1]) < 1e-3 * float(spread[0]):
-        return None  # some shares are nearly the same
-    weights = torch.linalg.lstsq(basis, vector[:, None], driver="gelsd").solution[:, 0]
-    larger = float(vector.norm() / size.mean())  # how much its roundings exceed a share's
-    fits = float((basis @ weights - vector).abs().max()) <= 4 * most * max(1.0, larger)
-    return weights / size if fits else None
+    basis, x, t = (torch.cat(column) for column in zip(*parts, strict=True))
+    before = torch.cat(befores) if len(befores) == len(parts) else None
+    return Shares(columns, basis, x, t, tolerance, before)
 
 
-def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) -> Finding:
-    """Explain the weights `have` by comparing them with the `right` ones."""
-    largest = float(right.abs().max())
-    o, e = (dict(zip(columns, each.tolist(), strict=True)) for each in (have, right))
-    ratio = {c: o[c] / e[c] for c in columns if abs(e[c]) > 0.05 * largest}
+def _columns(rank: int, key: Key, case: Case) -> dict[tuple[int, int], Tensor]:
+    """Return (rank k, backward j) → its share, for the elements that `rank` has."""
+    right, places = case.runs.trusted.value(key), case.runs.places(key)
+    place = places[rank] if places else None
+    if right is None or place is None:
+        return {}
+    columns = {}
+    for k, record in enumerate(case.runs.ranks):
+        for j, share in enumerate(record.tensors.get(Key(key.step, "share", key.name), [])):
+            if share.numel() == right.numel():
+                columns[k, j] = share.flatten().double()[place.flatten()]
+            elif k == rank and share.numel() == place.numel():
+                columns[k, j] = share.flatten().double()
+    return columns
+
+
+def _read(o: Weights, e: Weights, rank: int, case: Case) -> Finding:
+    """Explain the weights o by comparing them with the right ones, e."""
+    largest = max(map(abs, e.values()))
+    ratio = {c: o[c] / e[c] for c in o if abs(e[c]) > 0.05 * largest}
     ranks = sorted({k for k, _ in ratio})
-    most = max(map(abs, ratio.values()))
-    lost = {c for c, value in ratio.items() if abs(value) < 0.1 * min(1.0, most)}
+    largest_ratio = max(map(abs, ratio.values()))
+    lost = {c for c, value in ratio.items() if abs(value) < 0.1 * min(1.0, largest_ratio)}
     absent = [k for k in ranks if all(c in lost for c in ratio if c[0] == k)]
     if not lost:
         return _no_share_is_lost(ratio, o, e, case)
@@ -210,21 +226,15 @@ def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) 
     return "unequal factors", "the ranks' gradients were added with wrong weights."
 
 
-def _no_share_is_lost(
-    ratio: dict[tuple[int, int], float],
-    o: dict[tuple[int, int], float],
-    e: dict[tuple[int, int], float],
-    case: Case,
-) -> Finding:
+def _no_share_is_lost(ratio: Weights, o: Weights, e: Weights, case: Case) -> Finding:
     if _equal(list(ratio.values())):
         averaged = all(abs(o[c] * case.runs.world_size - 1) < 0.05 for c in ratio)
         mean = sum(ratio.values()) / len(ratio)
         return factor(mean, case.runs.world_size, 1 + max(j for _, j in ratio), averaged)
     backwards = sorted({j for _, j in ratio})
     first = [c for c in ratio if c[1] == backwards[0]]
-    of = first if len(first) > 1 else list(ratio)
-    have, right = (", ".join(f"{weights[c]:.3g}" for c in of) for weights in (o, e))
-    words = f"the ranks' gradients were added with the weights {have}; right weights are {right}"
+    shown = first if len(first) > 1 else list(ratio)
+    actual, right = (", ".join(f"{weights[c]:.3g}" for c in shown) for weights in (o, e))
     total, expected = (sum(weights[c] for c in ratio) for weights in (o, e))
     if _equal([o[c] for c in ratio]) and abs(total / expected - 1) < 0.05:
         return "mean of means", "the result is a mean of means: all batches count the same, but " \
@@ -235,8 +245,9 @@ def _no_share_is_lost(
         counts = ", ".join(f"{values[0]:.3g}" for values in by_backward)
         return "unequal backwards", f"the gradients of the backwards count {counts} times what " \
             "they should: the first ones were reduced again with the later ones."  # fmt: skip
-    return "unequal factors", f"{words}. Each gradient was scaled by a factor of its own, for " \
-        "example by clipping or by a loss scale."  # fmt: skip
+    return "unequal factors", f"the ranks' gradients were added with the weights {actual}; right " \
+        f"weights are {right}. Each gradient was scaled by a factor of its own, for example by " \
+        "clipping or by a loss scale."  # fmt: skip
 
 
 def _equal(values: Sequence[float]) -> bool:

@@ -68,10 +68,10 @@ def chunk_names(held: Tensor) -> list[str]:
         parts = [divmod(int(place), k) for place in row.nonzero()]
         chunks, ranks = {chunk for _, chunk in parts}, [rank for rank, _ in parts]
         if len(chunks) > 1 or not ((row == 0) | (row == 1)).all():
-            wrong = " + ".join(f"{float(row[r * k + c]):g} · {_letter(c)}{r}" for r, c in parts)
+            terms = " + ".join(f"{float(row[r * k + c]):g} · {_letter(c)}{r}" for r, c in parts)
             raise ValueError(
                 "a row may add up only one chunk, from each rank at most once (as in a0 + a1: "
-                f"chunk a of ranks 0 and 1), but this row is {wrong}"
+                f"chunk a of ranks 0 and 1), but this row is {terms}"
             )
         letter = "".join(map(_letter, chunks))
         names.append("Σ" + letter if len(ranks) == k > 1 else letter + "".join(map(str, ranks)))
@@ -88,26 +88,20 @@ def draw_outcomes(outcomes: Mapping[str, Sequence[Tensor]]) -> Figure:
     A value of `outcomes` has one tensor (any number of rows, K²) for each rank, as for
     `chunk_names`. A row of the panel is a rank, and a column is a row of its tensor.
     """
+    import matplotlib.pyplot as plt
+
     grids = {title: [chunk_names(held) for held in ranks] for title, ranks in outcomes.items()}
     before = next(iter(grids.values()))
-    figure, panels = _panels(len(grids), columns=3, rows_of_text=len(before))
-    for axes, (title, grid) in zip(panels, grids.items(), strict=False):
+    rows = -(-len(grids) // 3)
+    height = rows * (0.45 + 0.27 * len(before))
+    figure, panels = plt.subplots(rows, 3, figsize=(8.4, height), layout="constrained")
+    for axes in panels.flat:
+        axes.axis("off")
+        axes.grid(visible=False)
+    for axes, (title, grid) in zip(panels.flat, grids.items(), strict=False):
         _draw_grid(axes, grid, before)
         axes.set_title(title)
     return figure
-
-
-def _panels(count: int, columns: int, rows_of_text: int) -> tuple[Figure, list[Axes]]:
-    import matplotlib.pyplot as plt
-
-    rows = -(-count // columns)
-    height = rows * (0.45 + 0.27 * rows_of_text)
-    figure, axes = plt.subplots(rows, columns, figsize=(8.4, height), layout="constrained")
-    panels = list(axes.flat)
-    for each in panels:
-        each.axis("off")
-        each.grid(visible=False)
-    return figure, panels
 
 
 def _draw_grid(axes: Axes, grid: Sequence[Sequence[str]], before: Sequence[Sequence[str]]) -> None:
@@ -125,7 +119,7 @@ def _draw_grid(axes: Axes, grid: Sequence[Sequence[str]], before: Sequence[Seque
             frames[2.2 if new else 0.8].append(_box(place, place + 1, rank))
             hues = _hues(name, len(grid))
             for number, hue in enumerate(hues):
-                left, right = (place + each / len(hues) for each in (number, number + 1))
+                left, right = (place + edge / len(hues) for edge in (number, number + 1))
                 stripes.setdefault(hue, []).append(_box(left, right, rank))
             weight = "bold" if new else "normal"
             size = 9 if len(name) < 4 else 8 if len(name) < 7 else 7
@@ -221,8 +215,8 @@ def chunk_moments(
     """
     k = ranks.world_size
     rows = k if chunks is None else chunks
-    length, rest = divmod(nbytes, 4 * rows)
-    if rest or length < k * k:
+    length, remainder = divmod(nbytes, 4 * rows)
+    if remainder or length < k * k:
         raise ValueError(
             f"{nbytes} bytes cannot be cut into {rows} equal chunks of at least {4 * k * k} bytes: "
             f"use a multiple of {4 * rows} that is at least {4 * k * k * rows}"
@@ -232,8 +226,8 @@ def chunk_moments(
     times = sorted({time for of_rank in notes for time in of_rank})
     moments: list[Moment] = []
     for time, later in itertools.pairwise([*times, math.inf]):
-        past = [max(each for each in of_rank if each <= time) for of_rank in notes]
-        held = [of_rank[each] for of_rank, each in zip(notes, past, strict=True)]
+        latest = [max(t for t in of_rank if t <= time) for of_rank in notes]
+        held = [of_rank[t] for of_rank, t in zip(notes, latest, strict=True)]
         if not moments or (held != moments[-1].held and _rounded(later - time) > within):
             since = moments[-1].time if moments else -1.0
             arrived = [event for event in receives if since < _rounded(event.end) <= time]
@@ -290,14 +284,12 @@ class _Watch(TorchFunctionMode):
 def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figure:
     """Draw moment `number`: what each rank holds, and the messages that brought it.
 
-    All drawings have the same size. A number beyond the last moment draws the last moment. New
-    content is bold, in a thick frame. In each column in which the receiver got something, an arrow
-    leads from the sender to the receiver. So a message of several columns has several arrows, and
-    the tip of each arrow says this.
+    All drawings have the same size. New content is bold, in a thick frame. In each column in which
+    the receiver got something, an arrow leads from the sender to the receiver. So a message of
+    several columns has several arrows, and the tip of each arrow says this.
     """
     import matplotlib.pyplot as plt
 
-    number = min(number, len(moments) - 1)
     now, before = moments[number], moments[max(0, number - 1)]
     figure = plt.figure(figsize=(5.4, 3.2))
     axes = figure.add_axes((0, 0, 1, 0.92))
@@ -311,8 +303,8 @@ def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figu
         text = f"one message of {event.bytes:,} bytes from rank {event.peer} to rank {event.rank}"
         for arrow in arrows:
             tip(arrow, f"{text}, {len(arrows)} columns" if len(arrows) > 1 else text)
-    when = f"{1e3 * before.time:.4g} to {1e3 * now.time:.4g} ms" if number else "at first"
-    axes.set_title(f"{title}: {when}" if title else when, fontsize=11)
+    interval = f"{1e3 * before.time:.4g} to {1e3 * now.time:.4g} ms" if number else "at first"
+    axes.set_title(f"{title}: {interval}" if title else interval, fontsize=11)
     return figure
 
 
@@ -335,16 +327,16 @@ def explore_chunks(
     def in_words(algorithm: str, K: int, step: int) -> str:
         film = films[algorithm, K][: step + 1]
         sent = [[e.bytes for now in film for e in now.arrived if e.peer == r] for r in range(K)]
-        messages = ", ".join(str(len(each)) for each in sent)
-        amount = ", ".join(f"{sum(each) / 1e6:g}" for each in sent)
-        done = ", ".join(str(sum(name[:1] == "Σ" for name in row)) for row in film[-1].held)
+        messages = ", ".join(str(len(sizes)) for sizes in sent)
+        amount = ", ".join(f"{sum(sizes) / 1e6:g}" for sizes in sent)
+        sums = ", ".join(str(sum(name[:1] == "Σ" for name in row)) for row in film[-1].held)
         return (
             f"After {1e3 * film[-1].time:g} ms ranks 0 to {K - 1} have sent {messages} messages, "
-            f"which are {amount} MB. They hold {done} finished chunks."
+            f"which are {amount} MB. They hold {sums} finished chunks."
         )
 
     steps = range(max(map(len, films.values())))
-    names, sizes = (list(dict.fromkeys(each)) for each in zip(*films, strict=True))
+    names, sizes = (list(dict.fromkeys(column)) for column in zip(*films, strict=True))
     sliders = {"algorithm": names, "K": sizes, "step": steps}
     return explore(last_of, in_words, **sliders, first=first, play="step", alt=alt)
 
@@ -357,35 +349,36 @@ def collective_outcomes(ranks: Ranks) -> dict[str, list[Tensor]]:
 
 def _outcomes() -> dict[str, Tensor]:
     rank, k = dist.get_rank(), dist.get_world_size()
-    own = marked_chunks(rank, k)
+    chunks = marked_chunks(rank, k)
     root = rank == 0
 
     def after(run: Callable[[Tensor], object]) -> Tensor:
-        held = own.clone()
+        held = chunks.clone()
         run(held)
         return held
 
     def only(row: int, chunk: Tensor) -> Tensor:
-        held = torch.zeros_like(own)
+        held = torch.zeros_like(chunks)
         held[row] = chunk
         return held
 
     def scatter(chunk: Tensor) -> None:
-        dist.scatter(chunk, list(own) if root else None, src=0)
+        dist.scatter(chunk, list(chunks) if root else None, src=0)
 
-    parts = [torch.empty_like(own[0]) for _ in range(k)]
-    mine, summed, exchanged = torch.empty_like(own[0]), torch.empty_like(own[0]), own.clone()
-    scatter(mine)
-    dist.reduce_scatter(summed, list(own.clone()))
-    dist.all_to_all_single(exchanged, own)
-    dist.all_gather(parts, own[rank])
+    parts = [torch.empty_like(chunks[0]) for _ in range(k)]
+    scattered, summed = (torch.empty_like(chunks[0]) for _ in range(2))
+    exchanged = torch.empty_like(chunks)
+    scatter(scattered)
+    dist.reduce_scatter(summed, list(chunks.clone()))
+    dist.all_to_all_single(exchanged, chunks)
+    dist.all_gather(parts, chunks[rank])
     reduced = after(lambda held: dist.reduce(held, 0))
     return {
-        "before": own,
+        "before": chunks,
         "broadcast from 0": after(lambda held: dist.broadcast(held, 0)),
-        "reduce to 0": reduced if root else torch.zeros_like(own),
-        "scatter from 0": only(rank, mine),
-        "gather to 0": torch.stack(parts) if root else torch.zeros_like(own),
+        "reduce to 0": reduced if root else torch.zeros_like(chunks),
+        "scatter from 0": only(rank, scattered),
+        "gather to 0": torch.stack(parts) if root else torch.zeros_like(chunks),
         "all-gather": torch.stack(parts),
         "reduce-scatter": only(rank, summed),
         "all-to-all": exchanged,

@@ -1,6 +1,6 @@
 """A figure with sliders: one drawing for each combination of the sliders' values.
 
-    explore(draw, words, K=[2, 4, 8], step=range(7), alt="Chunks travel round the ring.")
+    explore(draw, describe, K=[2, 4, 8], step=range(7), alt="Chunks travel round the ring.")
 
 All drawings are made in advance, by the same function, and the page holds all of them. So Python
 computes every number in them, and the page needs neither a kernel nor the network. The program in
@@ -62,7 +62,7 @@ class Explored(Described):
 
 def explore(
     draw: Callable[..., Figure],
-    words: Callable[..., str],
+    describe: Callable[..., str],
     *,
     alt: str,
     first: dict[str, Any] | None = None,
@@ -79,7 +79,7 @@ def explore(
     Args:
         draw: makes the figure for one value of each parameter, given by keyword. All figures have
             the same size.
-        words: returns a sentence, with numbers, about what the figure for these values shows.
+        describe: returns a sentence, with numbers, about what the figure for these values shows.
         alt: a sentence that says what changes when the sliders are moved.
         first: the values that are shown first; by default the first value of each parameter.
         play: the parameter that a button plays, as a film.
@@ -95,29 +95,29 @@ def explore(
     """
     import matplotlib.pyplot as plt
 
-    values = {name: list(each) for name, each in parameters.items()}
+    values = {name: list(choices) for name, choices in parameters.items()}
     _check(values, alt, first or {}, play)
-    start = {name: each[0] for name, each in values.items()} | (first or {})
+    start = {name: choices[0] for name, choices in values.items()} | (first or {})
     combinations = [
-        dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+        dict(zip(values, choice, strict=True)) for choice in itertools.product(*values.values())
     ]
     figures = []
-    for given in combinations:
-        figures.append(draw(**given))
+    for combination in combinations:
+        figures.append(draw(**combination))
         plt.close(figures[-1])  # otherwise pyplot would warn of too many open figures
-    sentences = [" ".join(words(**each).split()) for each in combinations]
-    texts = {name: [str(each) for each in several] for name, several in values.items()}
+    sentences = [" ".join(describe(**combination).split()) for combination in combinations]
+    texts = {name: [str(value) for value in choices] for name, choices in values.items()}
     drawings, still = _drawn(figures, combinations.index(start))
     # Hatches are long, and the same in all drawings, so the page holds them once.
-    hatches = dict.fromkeys(one for drawing in drawings for one in _HATCH.findall(drawing))
+    hatches = dict.fromkeys(hatch for drawing in drawings for hatch in _HATCH.findall(drawing))
     drawings = [_HATCH.sub("", drawing) for drawing in drawings]
     packed = zlib.compress(json.dumps(["".join(hatches), *drawings]).encode(), 9)
     data = {
         "sliders": [
-            {"name": name.replace("_", " "), "choice": _is_choice(several), "values": several}
-            for name, several in texts.items()
+            {"name": name.replace("_", " "), "choice": _is_choice(choices), "values": choices}
+            for name, choices in texts.items()
         ],
-        "at": [each.index(start[name]) for name, each in values.items()],
+        "at": [choices.index(start[name]) for name, choices in values.items()],
         "play": -1 if play is None else list(values).index(play),
         "words": sentences,
         "drawings": base64.b64encode(packed).decode("ascii"),
@@ -167,8 +167,8 @@ def _drawn(figures: list[Figure], place: int) -> tuple[list[str], bytes]:
     drawn = dict.fromkeys(figures, "")  # a figure that is used several times is drawn once
     frame = Bbox.union([figure.get_tightbbox() for figure in drawn]).padded(0.05)
     # Text stays text: a screen reader can read it, and it is a tenth as long as its outlines.
-    kept: Any = {"svg.fonttype": "none", "svg.hashsalt": "course", "font.sans-serif": _FONTS}
-    with matplotlib.rc_context(kept):
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "course", "font.sans-serif": _FONTS}
+    with matplotlib.rc_context(settings):
         for figure in drawn:
             file = io.StringIO()
             figure.savefig(file, format="svg", bbox_inches=frame, metadata={"Date": None})
@@ -187,7 +187,7 @@ def _tidy(svg: str) -> str:
 
 
 def _short(attribute: re.Match[str]) -> str:
-    numbers = re.sub(r"-?\d+\.\d+", lambda one: f"{float(one[0]):.2f}", attribute[0])
+    numbers = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.2f}", attribute[0])
     return re.sub(r"\s*\n", "", numbers)
 
 
@@ -199,8 +199,8 @@ def _element(data: dict[str, Any], image: str, alt: str) -> str:
     heads = "".join(f"<th>{html.escape(slider['name'])}</th>" for slider in data["sliders"])
     body = "".join(
         f"<tr>{''.join(f'<td>{html.escape(value)}</td>' for value in row)}"
-        f"<td>{html.escape(words)}</td></tr>"
-        for row, words in zip(rows, data["words"], strict=True)
+        f"<td>{html.escape(sentence)}</td></tr>"
+        for row, sentence in zip(rows, data["words"], strict=True)
     )
     start = f'for (const root of document.querySelectorAll("div.{name}:not([data-runs])")) '
     start += '{ root.dataset.runs = "yes"; mount(root, data); }'

@@ -24,21 +24,21 @@ def feedback_step(states: Sequence[tuple[Tensor, Tensor, Tensor]], step: int) ->
     figure, (bars, lines) = plt.subplots(
         1, 2, figsize=(8.8, 3.6), width_ratios=(3, 2), layout="constrained"
     )
-    whole, sent, _ = states[step - 1]
+    corrected, sent, _ = states[step - 1]
     outline = {"facecolor": "none", "edgecolor": "black", "width": 0.9}
-    places = range(1, len(whole) + 1)
-    bars.bar(places, whole.tolist(), label="gradient + residual", **outline)
+    places = range(1, len(corrected) + 1)
+    bars.bar(places, corrected.tolist(), label="gradient + residual", **outline)
     for values, shift, color, hatch, name in (
         (sent, -0.2, "#E69F00", "//", "sent"),
-        (whole - sent, 0.2, "#56B4E9", "....", "new residual"),
+        (corrected - sent, 0.2, "#56B4E9", "....", "new residual"),
     ):
         look = {"color": color, "hatch": hatch, "label": name, "width": 0.38}
         drawn = bars.bar([place + shift for place in places], values.tolist(), **look)
         for place, bar in zip(places, drawn, strict=True):
             tip(bar, f"{name}, number {place}: {float(values[place - 1]):.2f}")
-    most = 1.1 * max(float(each.abs().max()) for state in states for each in state[:2])
+    limit = 1.1 * max(float(vector.abs().max()) for state in states for vector in state[:2])
     bars.axhline(0, color="black", linewidth=0.8)
-    bars.set(ylim=(-most, most), xticks=places, xlabel="which number", title=f"step {step}")
+    bars.set(ylim=(-limit, limit), xticks=places, xlabel="which number", title=f"step {step}")
     figure.legend(*bars.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     for place, name in enumerate(("with residual", "without")):
         errors = [float(state[2][place]) for state in states[:step]]

@@ -133,7 +133,7 @@ def timelines(
     if one_at_a_time:
         first, strips, height = dict.fromkeys(lanes, 0), 1, 0.3
     ranks = [sorted({span[0] for span in spans}) for spans in checked.values()]
-    heights = [0.45 + height * len(each) for each in ranks]
+    heights = [0.45 + height * len(rows) for rows in ranks]
     figure, axes = plt.subplots(
         len(panels), 1, sharex=True, squeeze=False, layout="constrained",
         figsize=(9.6, 0.7 + sum(heights)), height_ratios=heights,
@@ -249,14 +249,14 @@ def label_ends(ax: Axes) -> None:
     import matplotlib
 
     ax.get_xlim(), ax.get_ylim()  # matplotlib computes the limits when they are read
-    named = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
+    lines = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
     places = []
-    for line in named:
+    for line in lines:
         points: Any = line.get_path().vertices
         places.append(tuple((ax.transData - ax.transAxes).transform(points[-1])))
     inches = ax.bbox.height / matplotlib.rcParams["figure.dpi"]
     heights = _apart([min(max(y, 0.03), 1.0) for _, y in places], 13 / 72 / inches)
-    for line, (x, _), y in zip(named, places, heights, strict=True):
+    for line, (x, _), y in zip(lines, places, heights, strict=True):
         ax.annotate(
             str(line.get_label()), (min(x, 1.0) + 0.015, y), xycoords="axes fraction",
             color=line.get_color(), fontsize=10, va="center",
@@ -265,14 +265,14 @@ def label_ends(ax: Axes) -> None:
 
 def _apart(places: Sequence[float], gap: float) -> list[float]:
     """Return `places`, moved only as far as needed, so that any two are at least `gap` apart."""
-    found = list(places)
-    order = sorted(range(len(found)), key=found.__getitem__)
+    moved = list(places)
+    order = sorted(range(len(moved)), key=moved.__getitem__)
     for _ in range(200):
         for below, above in itertools.pairwise(order):
-            if (missing := gap - (found[above] - found[below])) > 1e-6:
-                found[below] -= missing / 2
-                found[above] += missing / 2
-    return found
+            if (overlap := gap - (moved[above] - moved[below])) > 1e-6:
+                moved[below] -= overlap / 2
+                moved[above] += overlap / 2
+    return moved
 
 
 def plain_ticks(ax: Axes) -> None:
@@ -317,8 +317,8 @@ def bytes_and_quality(runs: Mapping[str, tuple[float, float, float]]) -> Figure:
             nbytes, mean, half, color=color, marker=marker, markersize=7, capsize=4,
             linestyle="none", label=name, markevery=1,
         )  # fmt: skip
-        taken = any(1 < n / nbytes < 1.7 and abs(m - mean) < h + 0.02 for n, m, h in runs.values())
-        offset, side = ((-9, 0), "right") if taken else ((9, 0), "left")
+        close = any(1 < n / nbytes < 1.7 and abs(m - mean) < h + 0.02 for n, m, h in runs.values())
+        offset, side = ((-9, 0), "right") if close else ((9, 0), "left")
         ax.annotate(
             name, (nbytes, mean), offset, textcoords="offset points",
             color=color, fontsize=10, ha=side, va="center",

@@ -26,9 +26,9 @@ def step_spans(marks: Sequence[tuple[str, float]], trace: Trace) -> list[Span]:
     for (_, begin), (name, end) in pairwise(marks):
         if name:
             spans.append((0, _LANES[name[0]], 1e3 * (begin - first), 1e3 * (end - first), name))
-    own = [event for event in trace.events if event.rank == 0]
-    free = max((event.end for event in own if event.kind == "barrier"), default=first)
-    calls = [event for event in own if event.kind == "all_reduce" and event.end > free]
+    events = [event for event in trace.events if event.rank == 0]
+    free = max((event.end for event in events if event.kind == "barrier"), default=first)
+    calls = [event for event in events if event.kind == "all_reduce" and event.end > free]
     zero = free
     for number, call in enumerate(calls, 1):
         begin, free = max(call.start, free), call.end

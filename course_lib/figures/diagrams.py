@@ -133,39 +133,27 @@ def torchrun_and_store(world_size: int = 4) -> Figure:
 def ddp_phases() -> Figure:
     """Draw what DDP does when it is made, in forward and in backward."""
     figure, axes = _canvas(12, 3.6)
-    phases = (
-        (
-            "made",
-            (
-                "broadcast weights and buffers\nfrom rank 0",
-                "cut parameters into buckets,\nlast layer first",
-                "put a hook on every parameter",
-            ),
-            HELD,
+    phases = {
+        "made": (
+            "broadcast weights and buffers\nfrom rank 0",
+            "cut parameters into buckets,\nlast layer first",
+            "put a hook on every parameter",
         ),
-        (
-            "forward, each step",
-            (
-                "broadcast buffers,\nif there are any",
-                "run the module",
-                "find unused parameters,\nif asked to",
-            ),
-            BARE,
+        "forward, each step": (
+            "broadcast buffers,\nif there are any",
+            "run the module",
+            "find unused parameters,\nif asked to",
         ),
-        (
-            "backward, each step",
-            (
-                "a hook: gradient ready,\ncopy it into its bucket",
-                "bucket full: start its\nall-reduce, go on",
-                "last hook: wait for all",
-            ),
-            MOVED,
+        "backward, each step": (
+            "a hook: gradient ready,\ncopy it into its bucket",
+            "bucket full: start its\nall-reduce, go on",
+            "last hook: wait for all",
         ),
-    )
-    for number, (name, does, color) in enumerate(phases):
-        x = 0.3 + number * 3.95
+    }
+    for number, (name, actions) in enumerate(phases.items()):
+        x, color = 0.3 + number * 3.95, (HELD, BARE, MOVED)[number]
         _note(axes, x + 1.7, 0.3, name)
-        for place, text in enumerate(does):
+        for place, text in enumerate(actions):
             y = 0.6 + place * 1.0
             _box(axes, x, y, 3.4, 0.8, text, color)
             if place:
@@ -195,9 +183,9 @@ def two_phases(world_size: int = 3) -> Figure:
         _box(axes, 10.2, y, 1.6, 0.8, "all chunks", DONE)
         _arrow(axes, (2.1, y + 0.4), (2.7, y + 0.4))
         for other in range(world_size):
-            there = 1.2 + other * 1.25
-            _arrow(axes, (4.4, y + 0.4), (7.5, there))
-            _arrow(axes, (9.4, y + 0.4), (10.2, there))
+            y_of_other = 1.2 + other * 1.25
+            _arrow(axes, (4.4, y + 0.4), (7.5, y_of_other))
+            _arrow(axes, (9.4, y + 0.4), (10.2, y_of_other))
     return figure
 
 
@@ -227,13 +215,13 @@ def zero_stages(world_size: int = 4) -> Figure:
 def columns_then_rows(world_size: int = 2) -> Figure:
     """Draw tensor parallelism: on each rank columns of A, rows of B, and a term of the sum Z."""
     figure, axes = _canvas(12, 1.9 * world_size + 0.5)
-    whole = (("A", 2.3, 1.8, 1.0), ("Y", 4.7, 1.8, 0.7), ("B", 7.0, 0.8, 1.5))
+    matrices = (("A", 2.3, 1.8, 1.0), ("Y", 4.7, 1.8, 0.7), ("B", 7.0, 0.8, 1.5))
     bottom = 1.9 * world_size
     for rank in range(world_size):
         y = 0.4 + rank * 1.9
         _note(axes, 0.5, y + 0.5, f"rank {rank}")
         _box(axes, 1.2, y, 0.8, 0.7, "X")
-        for name, x, wide, high in whole:
+        for name, x, wide, high in matrices:
             _box(axes, x, y, wide, high, "", AWAY)
             across, down = (wide, high / world_size) if name == "B" else (wide / world_size, high)
             left, top = (0, rank * down) if name == "B" else (rank * across, 0)
@@ -303,12 +291,12 @@ def two_levels(nodes: int = 2, per_node: int = 4) -> Figure:
         x = node * wide + 0.3
         _box(axes, x, 0.4, wide - 0.6, 1.5, "", BARE)
         _note(axes, x + wide / 2 - 0.3, 0.2, f"node {node}")
-        each = (wide - 0.9) / per_node
+        cell = (wide - 0.9) / per_node
         for gpu in range(per_node):
-            left = x + 0.15 + gpu * each
-            _box(axes, left + 0.1, 0.6, each - 0.2, 0.55, f"GPU {node * per_node + gpu}")
-            _line(axes, [left + each / 2] * 2, [1.15, 1.45], 3)
-        _line(axes, [x + 0.15 + each / 2, x + 0.15 + (per_node - 0.5) * each], [1.45] * 2, 3)
+            left = x + 0.15 + gpu * cell
+            _box(axes, left + 0.1, 0.6, cell - 0.2, 0.55, f"GPU {node * per_node + gpu}")
+            _line(axes, [left + cell / 2] * 2, [1.15, 1.45], 3)
+        _line(axes, [x + 0.15 + cell / 2, x + 0.15 + (per_node - 0.5) * cell], [1.45] * 2, 3)
         _note(axes, x + wide / 2 - 0.3, 1.68, "inside a node: hundreds of GB/s")
         _line(axes, [x + wide / 2 - 0.3] * 2, [1.9, 2.5], 1)
     _box(axes, 2.5, 2.5, 7, 0.6, "between nodes: tens of GB/s for each node or GPU", MOVED)

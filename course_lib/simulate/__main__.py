@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from course_lib.simulate.cluster import CLUSTERS
 from course_lib.simulate.failures import Fleet
 from course_lib.simulate.layout import Layout
-from course_lib.simulate.published import load
+from course_lib.simulate.published import load, number_of
 from course_lib.simulate.report import (
     estimate_table,
     failures_table,
@@ -59,15 +59,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_fields(step, Transformer)
     _add_fields(step, Layout)
     step.set_defaults(run=_step)
-    found = commands.add_parser("search", help="the fastest layouts that fit")
-    _add_fields(found, Transformer)
-    found.add_argument("--ranks", type=int, required=True, help="number of devices")
-    found.add_argument("--batch", type=int, required=True, help="sequences per step")
-    found.add_argument("--most", type=int, default=10, help="number of layouts to show")
-    found.set_defaults(run=_search)
-    for each in (step, found):
-        each.add_argument("--like", help="start from the published run whose name begins like this")
-        each.add_argument(
+    searching = commands.add_parser("search", help="the fastest layouts that fit")
+    _add_fields(searching, Transformer)
+    searching.add_argument("--ranks", type=int, required=True, help="number of devices")
+    searching.add_argument("--batch", type=int, required=True, help="sequences per step")
+    searching.add_argument("--most", type=int, default=10, help="number of layouts to show")
+    searching.set_defaults(run=_search)
+    for command in (step, searching):
+        command.add_argument(
+            "--like", help="start from the published run whose name begins like this"
+        )
+        command.add_argument(
             "--cluster", choices=CLUSTERS, help="default: the cluster of --like, else selene"
         )
     published = commands.add_parser("published", help="published runs beside predictions")
@@ -95,13 +97,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
         if hints[field.name] is bool:
             group.add_argument(flag, action=argparse.BooleanOptionalAction)
         else:
-            number = str if field.name in ("schedule", "recompute") else _number
-            group.add_argument(flag, type=number)
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    return int(value) if value.is_integer() else value
+            group.add_argument(flag, type=str if field.name == "recompute" else number_of)
 
 
 def _chosen(options: argparse.Namespace) -> tuple[Transformer, str, Layout]:
@@ -116,12 +112,14 @@ def _chosen(options: argparse.Namespace) -> tuple[Transformer, str, Layout]:
             raise ValueError(f"no published run begins with {options.like!r}. Runs:\n  {names}")
         model, layout = asdict(runs[0].model), asdict(runs[0].layout)
         cluster = options.cluster or runs[0].cluster
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    model |= {field.name: given[field.name] for field in fields(Transformer) if field.name in given}
-    layout |= {field.name: given[field.name] for field in fields(Layout) if field.name in given}
-    missing = [name for name in ("layers", "width", "heads", "vocabulary") if name not in model]
-    if missing:
-        raise ValueError(f"give --{' --'.join(missing)}, or --like with a published run")
+    chosen = {name: value for name, value in vars(options).items() if value is not None}
+    model |= {
+        field.name: chosen[field.name] for field in fields(Transformer) if field.name in chosen
+    }
+    layout |= {field.name: chosen[field.name] for field in fields(Layout) if field.name in chosen}
+    lacking = [name for name in ("layers", "width", "heads", "vocabulary") if name not in model]
+    if lacking:
+        raise ValueError(f"give --{' --'.join(lacking)}, or --like with a published run")
     return Transformer(**model), cluster, Layout(**layout)
 
 

@@ -60,9 +60,6 @@ class Cluster:
         node_size: devices of one node.
         inside: latency and bandwidth from one device to the others of its node, in each direction.
         between: the same to other nodes, for one device: for one adapter, if each has its own.
-        oversubscription: the adapters' total rate over that of the upper switches: 4 means that
-            the switches carry a quarter. It divides the bandwidth between nodes.
-        in_network: whether switches between nodes add, so that an all-reduce sends n bytes.
         reached: the shares of all these numbers that a program reaches.
 
     Raises:
@@ -75,8 +72,6 @@ class Cluster:
     node_size: int
     inside: Link
     between: Link
-    oversubscription: float = 1.0
-    in_network: bool = False
     reached: Reached = Reached(0.7)
 
     def __post_init__(self) -> None:
@@ -84,8 +79,6 @@ class Cluster:
             raise ValueError(f"node_size={self.node_size} must be 1 or more")
         if self.memory <= 0:
             raise ValueError(f"memory={self.memory} must be above 0 bytes")
-        if self.oversubscription < 1:
-            raise ValueError(f"oversubscription={self.oversubscription} must be 1 or more")
 
     @property
     def link_inside(self) -> Link:
@@ -95,8 +88,7 @@ class Cluster:
     @property
     def link_between(self) -> Link:
         """The network of one rank to other nodes, as a program sees it."""
-        share = self.reached.between / self.oversubscription
-        return Link(self.between.latency, self.between.bandwidth * share)
+        return Link(self.between.latency, self.between.bandwidth * self.reached.between)
 
     def link(self, ranks: int) -> Link:
         """Return the network of a group that spans `ranks` neighbouring devices."""

@@ -109,9 +109,9 @@ def shrinking(fleet: Fleet) -> float:
     work is not done meanwhile. Nothing is computed again, because the others have the weights.
     """
     trains = fleet.device_mtbf / fleet.replica
-    there = trains / (trains + fleet.repair)
-    standing = 2 * fleet.stall * there / fleet.mtbf
-    return there / (1 + standing) * (1 - fleet.spares / fleet.devices)
+    present = trains / (trains + fleet.repair)
+    standing = 2 * fleet.stall * present / fleet.mtbf
+    return present / (1 + standing) * (1 - fleet.spares / fleet.devices)
 
 
 def with_spares(fleet: Fleet) -> float:
@@ -130,8 +130,8 @@ def with_spares(fleet: Fleet) -> float:
         covered += left
         gone += 1
         chance *= away / gone
-    missing = max(0.0, away - covered)
-    lost = min(1.0, missing * fleet.replica / working)
+    uncovered = max(0.0, away - covered)
+    lost = min(1.0, uncovered * fleet.replica / working)
     standing = fleet.stall * working / fleet.device_mtbf
     return (1 - lost) / (1 + standing) * working / fleet.devices
 

@@ -11,31 +11,21 @@ So a group that fills its nodes sends over all their adapters at once.
 """
 
 from course_lib import cost_model
-from course_lib.cost_model import in_network_all_reduce_time, ring_reduce_scatter_time
+from course_lib.cost_model import ring_reduce_scatter_time
 from course_lib.simulate.cluster import Cluster
-
-
-def members_of_a_node(cluster: Cluster, size: int, stride: int) -> int:
-    """Return L, how many of the `size` members of a group share a node."""
-    return max(1, min(size, cluster.node_size // stride))
 
 
 def half_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> float:
     """Return the seconds of a reduce-scatter, or of an all-gather, of `nbytes` in all."""
-    inner = members_of_a_node(cluster, size, stride)
-    inside = ring_reduce_scatter_time(nbytes, inner, cluster.link_inside)
-    nodes = -(-size // inner)
-    return inside + ring_reduce_scatter_time(nbytes / inner, nodes, cluster.link_between)
+    per_node = max(1, min(size, cluster.node_size // stride))  # L members share a node
+    nodes = -(-size // per_node)
+    inside = ring_reduce_scatter_time(nbytes, per_node, cluster.link_inside)
+    return inside + ring_reduce_scatter_time(nbytes / per_node, nodes, cluster.link_between)
 
 
 def all_reduce_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> float:
-    """Return the seconds of an all-reduce of `nbytes`, in which switches between nodes may add."""
-    if not cluster.in_network:
-        return 2 * half_time(nbytes, size, stride, cluster)
-    inner = members_of_a_node(cluster, size, stride)
-    inside = 2 * ring_reduce_scatter_time(nbytes, inner, cluster.link_inside)
-    nodes = -(-size // inner)
-    return inside + in_network_all_reduce_time(nbytes / inner, nodes, cluster.link_between)
+    """Return the seconds of an all-reduce of `nbytes`."""
+    return 2 * half_time(nbytes, size, stride, cluster)
 
 
 def all_to_all_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> float:

@@ -11,16 +11,8 @@ divides over all ranks that hold the same weights: those of `data` and `context`
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from course_lib.pipeline_parallel import (
-    Schedule,
-    gpipe,
-    interleaved,
-    one_forward_one_backward,
-    zero_bubble,
-)
 from course_lib.simulate.transformer import Transformer
 
-ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 Recompute = Literal["none", "selective", "full"]
 
 
@@ -45,8 +37,8 @@ class Layout:
         zero: stage of ZeRO over the data-parallel ranks: 0 (DDP) to 3.
         batch: sequences of a step, of all ranks together.
         micro_batch: sequences that one replica processes at a time.
-        schedule: the pipeline's schedule.
-        chunks: stages of each rank, for the schedule "interleaved".
+        chunks: stages of each rank. The pipeline's schedule is 1F1B with one stage, and
+            interleaved with several.
         recompute: which activations are computed again: none, those of attention, or all.
         sequence_parallel: whether activations that `tensor` does not divide are divided along the
             sequence.
@@ -72,7 +64,6 @@ class Layout:
     zero: int = 0
     batch: int = 1
     micro_batch: int = 1
-    schedule: ScheduleName = "1f1b"
     chunks: int = 1
     recompute: Recompute = "none"
     sequence_parallel: bool = False
@@ -98,17 +89,13 @@ class Layout:
                 f"batch={self.batch} cannot be divided into micro-batches of {self.micro_batch} on "
                 f"{self.data} replicas: use a multiple of {self.data * self.micro_batch}"
             )
-        if self.schedule not in get_args(ScheduleName):
-            raise LayoutError(f"schedule must be one of {', '.join(get_args(ScheduleName))}")
         if self.recompute not in get_args(Recompute):
             raise LayoutError(f"recompute must be one of {', '.join(get_args(Recompute))}")
-        if self.schedule == "interleaved" and self.micro_batches % self.pipeline:
+        if self.chunks > 1 and self.micro_batches % self.pipeline:
             raise LayoutError(
-                f"the interleaved schedule needs a multiple of {self.pipeline} micro-batches, got "
-                f"{self.micro_batches}"
+                f"chunks={self.chunks}, the interleaved schedule, needs a multiple of "
+                f"{self.pipeline} micro-batches, got {self.micro_batches}"
             )
-        if self.chunks > 1 and self.schedule != "interleaved":
-            raise LayoutError(f"chunks={self.chunks} needs schedule='interleaved'")
         if self.zero == 3 and self.pipeline > 1:
             raise LayoutError(
                 "with a pipeline, ZeRO-3 would gather a stage's weights for every micro-batch: "
@@ -157,13 +144,6 @@ class Layout:
     def backward_collectives(self) -> float:
         """Collectives of one kind in a layer's backward, with those of a recomputed forward."""
         return 2 + 2 * self.recomputed if self.recompute == "full" else 2
-
-    def steps(self) -> Schedule:
-        """Return the schedule: the order of each pipeline rank's work."""
-        if self.schedule == "interleaved":
-            return interleaved(self.pipeline, self.micro_batches, self.chunks)
-        make = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "zero-bubble": zero_bubble}
-        return make[self.schedule](self.pipeline, self.micro_batches)
 
     def layers_of_a_rank(self, model: Transformer) -> int:
         """Return the number of layers on the rank that has the most.

@@ -48,19 +48,19 @@ def memory_of(model: Transformer, layout: Layout) -> Memory:
     if layout.zero == 3 and layout.shards > 1:  # two layers' weights, and one's gradients
         state += (4 + layout.gradient_bytes) * model.layer_parameters / layout.tensor
     b, t = layout.sequences, layout.tensor
-    whole = model.activation_bytes(b, t, layout.sequence_parallel)
-    kept, once = whole, 0.0
+    all_activations = model.activation_bytes(b, t, layout.sequence_parallel)
+    held, once = all_activations, 0.0
     if layout.recompute == "full":
         divided = t if layout.sequence_parallel else 1
-        kept, once = model.boundary_bytes(b) / divided, whole
+        held, once = model.boundary_bytes(b) / divided, all_activations
     elif layout.recompute == "selective":
-        kept = whole - b * model.sequence * model.scores_bytes / t
-        once = whole - kept
-    kept = layout.recomputed * kept + (1 - layout.recomputed) * whole
+        held = all_activations - b * model.sequence * model.scores_bytes / t
+        once = all_activations - held
+    held = layout.recomputed * held + (1 - layout.recomputed) * all_activations
     layers = layout.layers_of_a_rank(model) / layout.chunks
     logits = LOGIT_BYTES * b * model.sequence * model.vocabulary / t
-    first = activations_at_once(layout) * layers * kept
-    last = activations_at_once(layout, last=True) * layers * kept + logits
+    first = activations_at_once(layout) * layers * held
+    last = activations_at_once(layout, last=True) * layers * held + logits
     return Memory(state, max(first, last) + once)
 
 
@@ -71,8 +71,6 @@ def _state(parameters: float, ranks: int, layout: Layout) -> float:
 def activations_at_once(layout: Layout, last: bool = False) -> int:
     """Return the most micro-batch chunks whose activations the first (or last) rank holds."""
     p, m, v = layout.pipeline, layout.micro_batches, layout.chunks
-    if layout.schedule == "gpipe":
-        return m
-    if layout.schedule == "interleaved":
+    if v > 1:
         return min(m * v, (v - 1) * p + 1 + (0 if last else 2 * (p - 1)))
-    return min(m, 1 if last and layout.schedule == "1f1b" else p)
+    return 1 if last else min(m, p)

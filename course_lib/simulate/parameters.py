@@ -15,9 +15,9 @@ def parameters_of_a_rank(model: Transformer, layout: Layout) -> float:
     if model.experts == 1:
         layer += model.expert_parameters / layout.tensor
     ends = 1 if layout.pipeline > 1 or model.tied else 2  # embedding and output layer
-    own = layout.layers_of_a_rank(model) * layer
-    own += ends * model.embedding_parameters / layout.tensor
-    return own + experts_of_a_rank(model, layout)
+    parameters = layout.layers_of_a_rank(model) * layer
+    parameters += ends * model.embedding_parameters / layout.tensor
+    return parameters + experts_of_a_rank(model, layout)
 
 
 def experts_of_a_rank(model: Transformer, layout: Layout) -> float:
@@ -31,14 +31,3 @@ def experts_of_a_rank(model: Transformer, layout: Layout) -> float:
         return 0.0
     experts = model.experts * model.expert_parameters / layout.expert / layout.tensor
     return layout.layers_of_a_rank(model) * experts
-
-
-def gradient_buckets(model: Transformer, layout: Layout) -> int:
-    """Return the number of a rank's gradient buckets that brings them nearest to `bucket` bytes.
-
-    Raises:
-        LayoutError: the model cannot be laid out so.
-
-    """
-    nbytes = layout.gradient_bytes * parameters_of_a_rank(model, layout)
-    return max(1, round(nbytes / layout.bucket))

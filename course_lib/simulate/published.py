@@ -87,13 +87,14 @@ def load() -> list[Run]:
 
 def _numbers(kind: type, line: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a dataclass for which a line has a value."""
-    words = ("schedule", "recompute")
     return {
-        field.name: text if field.name in words else _number(text)
+        field.name: text if field.name == "recompute" else number_of(text)
         for field in fields(kind)
         if (text := line.get(field.name, ""))
     }
 
 
-def _number(text: str) -> float:
-    return float(text) if "." in text else int(text)
+def number_of(text: str) -> float:
+    """Return the number that a text has; an integer if it is whole."""
+    value = float(text)
+    return int(value) if value.is_integer() else value

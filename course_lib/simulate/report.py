@@ -23,13 +23,14 @@ def estimate_table(name: str, cluster: Cluster, layout: Layout, result: Estimate
     lines = [
         f"{layout.ranks} ranks of {name}: tensor {layout.tensor} x context {layout.context} x data "
         f"{layout.data} x pipeline {layout.pipeline}, ZeRO {layout.zero}, {layout.micro_batches} "
-        f"micro-batches of {layout.micro_batch}, {layout.schedule}, recompute {layout.recompute}",
+        f"micro-batches of {layout.micro_batch}, "
+        f"{'interleaved' if layout.chunks > 1 else '1f1b'}, recompute {layout.recompute}",
         "",
         f"{'a step takes':24}{result.seconds:12.4g} s   {result.mfu:.1%} MFU, "
         f"{result.tokens_per_second:,.0f} tokens/s per device",
     ]
-    for what, seconds in result.causes._asdict().items():
-        lines.append(f"  {what:22}{seconds:12.4g} s   {seconds / result.seconds:6.1%}")
+    for cause, seconds in result.causes._asdict().items():
+        lines.append(f"  {cause:22}{seconds:12.4g} s   {seconds / result.seconds:6.1%}")
     held = result.memory.total
     lines += [
         "",
@@ -43,13 +44,13 @@ def estimate_table(name: str, cluster: Cluster, layout: Layout, result: Estimate
     return "\n".join(lines)
 
 
-def found_table(found: Sequence[Found]) -> str:
+def found_table(layouts: Sequence[Found]) -> str:
     """Return a table with a line per layout, the fastest first."""
     lines = [
         "   step s    MFU  memory GB  bubble  network  binds      tensor context data pipeline "
         "chunks experts micro ZeRO recompute"
     ]
-    for layout, result, binds in found:
+    for layout, result, binds in layouts:
         share = "" if layout.recompute != "full" else f" {layout.recomputed:.0%}"
         zero = f"{layout.zero}" + (f" in {layout.shard}" if layout.shard else "")
         lines.append(

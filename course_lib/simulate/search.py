@@ -56,10 +56,10 @@ def search(
     cluster: Cluster,
     ranks: int,
     batch: int,
-    most: int = 10,
+    count: int = 10,
     like: Layout | None = None,
 ) -> list[Found]:
-    """Return up to `most` layouts on `ranks` devices, the fastest first.
+    """Return up to `count` layouts on `ranks` devices, the fastest first.
 
     If layouts differ only in ZeRO, one of them is returned: the fastest stage that fits, and if
     some are equally fast, the lowest. `like` says what the program can do (overlap, kernels, bytes
@@ -88,7 +88,7 @@ def search(
             if tried
             else f"no layout on {ranks} devices divides a batch of {batch} sequences equally"
         )
-    first = sorted(best.values(), key=lambda each: each[:2])[:most]
+    first = sorted(best.values(), key=lambda candidate: candidate[:2])[:count]
     return [_found(model, cluster, layout) for _, _, layout in first]
 
 
@@ -100,8 +100,8 @@ def _found(model: Transformer, cluster: Cluster, layout: Layout) -> Found:
         "network": result.causes.network,
         "memory": result.seconds - again,
     }
-    most = max(losses, key=lambda name: losses[name])
-    return Found(layout, result, most if losses[most] > BINDS * result.seconds else "arithmetic")
+    limit = max(losses, key=lambda name: losses[name])
+    return Found(layout, result, limit if losses[limit] > BINDS * result.seconds else "arithmetic")
 
 
 def candidates(
@@ -124,27 +124,25 @@ def candidates(
             shards += [(3, None)]
         if holders > inside > 1 and holders % inside == 0 and pipeline == 1:
             shards += [(3, inside)]
-        experts = [each for each in _divisors(model.experts) if data % each == 0]
+        experts = [divisor for divisor in _divisors(model.experts) if data % divisor == 0]
         for micro_batch, chunks, expert in product(
             MICRO_BATCHES, CHUNKS if pipeline > 1 else (1,), experts
         ):
-            whole = Layout(
-                data, tensor, pipeline, expert, batch=data * micro_batch, micro_batch=micro_batch,
-                context=context, sequence_parallel=tensor > 1, **program,
-            )  # fmt: skip
             try:
-                first = replace(
-                    whole, batch=batch, chunks=chunks,
-                    schedule="1f1b" if chunks == 1 else "interleaved",
+                division = Layout(
+                    data, tensor, pipeline, expert, batch=batch, micro_batch=micro_batch,
+                    chunks=chunks, context=context, sequence_parallel=tensor > 1, **program,
                 )  # fmt: skip
-                if first.layers_of_a_rank(model) * pipeline > UNEVEN * model.layers:
+                if division.layers_of_a_rank(model) * pipeline > UNEVEN * model.layers:
                     continue
             except LayoutError:
                 continue
             for (zero, shard), (recompute, share) in product(
                 shards, RECOMPUTE[model.fused_attention]
             ):
-                yield replace(first, zero=zero, shard=shard, recompute=recompute, recomputed=share)
+                yield replace(
+                    division, zero=zero, shard=shard, recompute=recompute, recomputed=share
+                )
 
 
 def _divisions(
@@ -164,4 +162,4 @@ def _divisions(
 
 
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

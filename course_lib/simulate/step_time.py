@@ -7,12 +7,10 @@ of earlier micro-batches. A tensor-parallel layer adds two all-reduces in each d
 layer two all-to-alls, and a divided sequence a gather of keys and values. With these F and B
 seconds per micro-batch, p ranks of a pipeline are idle for
 
-    GPipe             (p-1) (F + B)      + 2 (p-1) c              c: seconds of a message
     1F1B              (p-1) (F + B)      + 2 (p-1) c + (2 (p-1) m/p - 2) c
-    interleaved, v    (p-1) (F + B) / v  + 2 (pv-1) c
-    zero bubble       (p-1) F            + 4 (p-1) c
+    interleaved, v    (p-1) (F + B) / v  + 2 (pv-1) c             c: seconds of a message
 
-(1F1B also waits at every turn from forward to backward, unless the last rank, which has the output
+(1F1B waits at every turn from forward to backward, unless the last rank, which has the output
 layer, is slower anyway.) The gradients are sent during the last backward, or after it:
 
     all at the end      C                                   C: time of the collective
@@ -39,11 +37,7 @@ from course_lib.simulate.cluster import Cluster
 from course_lib.simulate.group_time import all_reduce_time, all_to_all_time, half_time
 from course_lib.simulate.layout import Layout
 from course_lib.simulate.memory import Memory, memory_of
-from course_lib.simulate.parameters import (
-    experts_of_a_rank,
-    gradient_buckets,
-    parameters_of_a_rank,
-)
+from course_lib.simulate.parameters import experts_of_a_rank, parameters_of_a_rank
 from course_lib.simulate.traffic import Traffic, traffic_of
 from course_lib.simulate.transformer import Transformer
 
@@ -163,8 +157,8 @@ def seconds_by_cause(model: Transformer, cluster: Cluster, layout: Layout) -> Ca
     output = output_layer(model, cluster, layout)
     rank = compute.plus(tensor).plus(context).plus(experts)
     if layout.zero == 3:
-        whole = _gathered(model, cluster, layout, rank, layers)
-        data = layout.micro_batches * (whole - rank.total)
+        gathered = _gathered(model, cluster, layout, rank, layers)
+        data = layout.micro_batches * (gathered - rank.total)
     else:
         data = exposed_gradients(model, cluster, layout, rank.backward)
     m = layout.micro_batches
@@ -206,9 +200,9 @@ def layer_computation(model: Transformer, cluster: Cluster, layout: Layout) -> B
     forward = products + moved + forward_attention
     backward = 2 * (products + moved) + backward_attention
     if layout.zero != 3 and layout.micro_batches > 1:  # read a gradient, read and write the sum
-        own = (model.layer_parameters - model.experts * model.expert_parameters) / t
-        own += model.experts * model.expert_parameters / t / share
-        backward += (2 + 2 * layout.gradient_bytes) * own / memory
+        parameters = (model.layer_parameters - model.experts * model.expert_parameters) / t
+        parameters += model.experts * model.expert_parameters / t / share
+        backward += (2 + 2 * layout.gradient_bytes) * parameters / memory
     if layout.recompute == "full":
         backward += layout.recomputed * forward
     elif layout.recompute == "selective" and not model.fused_attention:
@@ -234,9 +228,9 @@ def layer_all_reduces(model: Transformer, cluster: Cluster, layout: Layout) -> B
     reduce-scatter, which together take the same time.
     """
     nbytes = model.boundary_bytes(layout.sequences)
-    one = all_reduce_time(nbytes, layout.tensor, 1, cluster)
+    all_reduce = all_reduce_time(nbytes, layout.tensor, 1, cluster)
     backward = layout.backward_collectives / 2
-    return Both(model.blocks * one, backward * model.blocks * one)
+    return Both(model.blocks * all_reduce, backward * model.blocks * all_reduce)
 
 
 def layer_context(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
@@ -247,8 +241,8 @@ def layer_context(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
     if layout.context == 1:
         return Both(0.0, 0.0)
     nbytes = 4.0 * layout.micro_batch * model.sequence * model.keys / layout.tensor
-    one = half_time(nbytes, layout.context, layout.tensor, cluster)
-    return Both(one, layout.backward_collectives * one)
+    gather = half_time(nbytes, layout.context, layout.tensor, cluster)
+    return Both(gather, layout.backward_collectives * gather)
 
 
 def layer_all_to_alls(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
@@ -256,8 +250,8 @@ def layer_all_to_alls(model: Transformer, cluster: Cluster, layout: Layout) -> B
     if layout.expert == 1:
         return Both(0.0, 0.0)
     nbytes = model.boundary_bytes(layout.sequences) * model.top_k / layout.tensor
-    one = all_to_all_time(nbytes, layout.expert, layout.tensor * layout.context, cluster)
-    return Both(2 * one, layout.backward_collectives * one)
+    all_to_all = all_to_all_time(nbytes, layout.expert, layout.tensor * layout.context, cluster)
+    return Both(2 * all_to_all, layout.backward_collectives * all_to_all)
 
 
 def _beside(sent: Both, compute: Both, cluster: Cluster) -> Both:
@@ -277,14 +271,10 @@ def pipeline_idle(layout: Layout, rank: Both, message: float, output: float = 0.
     p, m, v = layout.pipeline, layout.micro_batches, layout.chunks
     if p == 1:
         return 0.0
-    if layout.schedule == "zero-bubble":  # both halves of backward take the same time
-        return (p - 1) * (rank.forward + 4 * message)
-    if layout.schedule == "interleaved":
+    if v > 1:
         return (p - 1) * rank.total / v + 2 * (p * v - 1) * message
-    there_and_back = (p - 1) * (rank.total + 2 * message)
-    if layout.schedule == "gpipe":
-        return there_and_back
-    return there_and_back + max(0.0, (2 * (p - 1) * m / p - 2) * message - m * output)
+    waits = max(0.0, (2 * (p - 1) * m / p - 2) * message - m * output)
+    return (p - 1) * (rank.total + 2 * message) + waits
 
 
 def boundary(model: Transformer, cluster: Cluster, layout: Layout) -> float:
@@ -300,12 +290,12 @@ def gradients_time(model: Transformer, cluster: Cluster, layout: Layout, buckets
     """Return the seconds of the all-reduce of one of `buckets`; with ZeRO, of its two halves."""
     experts = experts_of_a_rank(model, layout)
     shared = parameters_of_a_rank(model, layout) - experts
-    whole = _sum_time(shared / buckets, layout.holders, layout.shards, cluster, layout)
+    seconds = _sum_time(shared / buckets, layout.holders, layout.shards, cluster, layout)
     if experts:
-        few = layout.holders // layout.expert
+        replicas = layout.holders // layout.expert
         stride = layout.tensor * layout.expert
-        whole += _sum_time(experts / buckets, few, few, cluster, layout, stride)
-    return whole
+        seconds += _sum_time(experts / buckets, replicas, replicas, cluster, layout, stride)
+    return seconds
 
 
 def _sum_time(
@@ -330,11 +320,11 @@ def scatter_time(nbytes: float, holders: int, shards: int, stride: int, cluster:
 
     With fewer shards than holders, the replicas add up the parts afterwards.
     """
-    own = half_time(nbytes, shards, stride, cluster)
+    scatter = half_time(nbytes, shards, stride, cluster)
     replicas = holders // shards
     if replicas == 1:
-        return own
-    return own + all_reduce_time(nbytes / shards, replicas, stride * shards, cluster)
+        return scatter
+    return scatter + all_reduce_time(nbytes / shards, replicas, stride * shards, cluster)
 
 
 def exposed_gradients(
@@ -345,31 +335,32 @@ def exposed_gradients(
         return 0.0
     if not layout.overlap:
         return gradients_time(model, cluster, layout)
-    buckets = gradient_buckets(model, layout)
-    one = gradients_time(model, cluster, layout, buckets)
+    nbytes = layout.gradient_bytes * parameters_of_a_rank(model, layout)
+    buckets = max(1, round(nbytes / layout.bucket))
+    bucket = gradients_time(model, cluster, layout, buckets)
     layers = layout.layers_of_a_rank(model)
     # The rank ends its work on one chunk p micro-batches before its work on the next chunk.
-    chunk, each = layers // layout.chunks, backward / layers
+    chunk, backward_of_layer = layers // layout.chunks, backward / layers
     between = layout.pipeline * backward / layout.chunks if layout.chunks > 1 else 0.0
     over, gone, now = 0.0, 0, 0.0
     for layer in range(1, layers + 1):
         if layer % chunk == 1 % chunk and layer > 1:
             now += between - backward / layout.chunks
-        now += each
+        now += backward_of_layer
         ready = buckets * layer // layers
         start = max(over, now)
-        over, gone = start + (ready - gone) * one, ready
+        over, gone = start + (ready - gone) * bucket, ready
     left = max(over - now, 0.0)
-    return left + (1 - cluster.reached.hidden) * (buckets * one - left)
+    return left + (1 - cluster.reached.hidden) * (buckets * bucket - left)
 
 
 def _gathered(
     model: Transformer, cluster: Cluster, layout: Layout, rank: Both, layers: int
 ) -> float:
     """Return the seconds of one micro-batch if each layer's weights are gathered in advance."""
-    one = model.layer_parameters / layout.tensor
-    gather = half_time(2 * one, layout.shards, layout.tensor, cluster)
-    nbytes = layout.gradient_bytes * one
+    parameters = model.layer_parameters / layout.tensor
+    gather = half_time(2 * parameters, layout.shards, layout.tensor, cluster)
+    nbytes = layout.gradient_bytes * parameters
     reduce = scatter_time(nbytes, layout.holders, layout.shards, layout.tensor, cluster)
     alone = rank.total + layers * (2 * gather + reduce)
     if not layout.overlap:

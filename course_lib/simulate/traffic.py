@@ -16,9 +16,8 @@ class Traffic(NamedTuple):
     data: float
     experts: float
     context: float
-    inside: float
-    """The part of all these that stays inside a node."""
     between: float
+    """The part of all these that leaves the node."""
 
 
 def traffic_of(model: Transformer, cluster: Cluster, layout: Layout) -> Traffic:
@@ -33,21 +32,20 @@ def traffic_of(model: Transformer, cluster: Cluster, layout: Layout) -> Traffic:
     times = layout.micro_batches * layout.layers_of_a_rank(model)
     activations = model.boundary_bytes(layout.sequences)
     c = layout.context
-    whole = 4.0 * layout.micro_batch * model.sequence * model.keys / t
-    context = times * (1 + layout.backward_collectives) * (c - 1) / c * whole
+    keys_and_values = 4.0 * layout.micro_batch * model.sequence * model.keys / t
+    context = times * (1 + layout.backward_collectives) * (c - 1) / c * keys_and_values
     tensor = times * passes * model.blocks / 2 * 2 * (t - 1) / t * activations
     experts = times * passes * (e - 1) / e * model.top_k * activations / t
     pipeline = (p > 1) * 2 * layout.micro_batches * layout.chunks * activations / t
-    own = parameters_of_a_rank(model, layout)
+    parameters = parameters_of_a_rank(model, layout)
     if layout.zero == 3:
-        each = layout.micro_batches * (4 + layout.gradient_bytes)
+        bytes_per_parameter = layout.micro_batches * (4 + layout.gradient_bytes)
     else:
-        each = layout.gradient_bytes + (2 if layout.zero else layout.gradient_bytes)
-    data = (h - 1) / h * own * each
+        bytes_per_parameter = layout.gradient_bytes + (2 if layout.zero else layout.gradient_bytes)
+    data = (h - 1) / h * parameters * bytes_per_parameter
     spans = (
         *((tensor, t), (context, t * c), (experts, t * c * e)),
         *((data, t * h), (pipeline, 2 * t * h)),
     )
-    inside = sum(nbytes for nbytes, ranks in spans if ranks <= cluster.node_size)
-    total = tensor + pipeline + data + experts + context
-    return Traffic(tensor, pipeline, data, experts, context, inside, total - inside)
+    between = sum(nbytes for nbytes, ranks in spans if ranks > cluster.node_size)
+    return Traffic(tensor, pipeline, data, experts, context, between)

@@ -157,8 +157,8 @@ class Transformer:
         """Return the bytes that one layer's forward moves between its matrix products."""
         tokens = sequences * self.sequence
         divided = (6 if self.gated else 4) * self.mlp_width * self.top_k
-        whole = (11 if self.dropout else 10) * (1 if self.parallel else 2) * self.width
-        return tokens * (whole / (tensor if sequence_parallel else 1) + divided / tensor)
+        undivided = (11 if self.dropout else 10) * (1 if self.parallel else 2) * self.width
+        return tokens * (undivided / (tensor if sequence_parallel else 1) + divided / tensor)
 
     def scores_moved(self, sequences: float, tensor: int) -> tuple[float, float]:
         """Return the bytes that attention's scores move in a forward and in a backward."""
@@ -172,9 +172,9 @@ class Transformer:
         tokens = sequences * self.sequence
         mlp = self.top_k * (self.mlp_width * (6 if self.gated else 4))
         # inputs of both blocks and norms, and masks of both dropouts
-        whole = (5 if self.dropout else 4) * (1 if self.parallel else 2) * self.width
+        undivided = (5 if self.dropout else 4) * (1 if self.parallel else 2) * self.width
         divided = 4 * self.width + 4 * self.keys + mlp + self.scores_bytes
-        return tokens * (whole / (tensor if sequence_parallel else 1) + divided / tensor)
+        return tokens * (undivided / (tensor if sequence_parallel else 1) + divided / tensor)
 
     def boundary_bytes(self, sequences: float) -> float:
         """Return the bytes that one layer passes to the next: 2 per number."""

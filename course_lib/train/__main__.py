@@ -55,7 +55,7 @@ def _rank() -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line: `TrainConfig`'s options, and ``--device``."""
-    made = _Parser(
+    command = _Parser(
         prog=f"python -m {PROGRAM}",
         description="Train a small model, data parallel on the ranks that torchrun starts.",
         epilog=_EPILOG,
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         kinds = [kind for kind in get_args(hints[field.name]) if kind is not type(None)]
         names = [kind for kind in kinds if isinstance(kind, str)]
         text = texts[field.name] + ("" if field.default is None else f" Default: {field.default}.")
-        made.add_argument(
+        command.add_argument(
             f"--{field.name.replace('_', '-')}",
             default=field.default,
             help=text,
@@ -78,8 +78,8 @@ def parser() -> argparse.ArgumentParser:
             type=str if names else (kinds or [hints[field.name]])[0],
         )
     text = "auto: use GPUs if every rank of this machine can have one. Default: auto."
-    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
-    return made
+    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
+    return command
 
 
 def join(device: str) -> None:

@@ -30,8 +30,8 @@ _FORMAT = "course_lib.train 1"
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of `folder`, oldest first; none if there is no folder."""
-    found = (path for path in folder.glob("step-*.pt") if path.stem[len("step-") :].isdecimal())
-    return sorted(found, key=step_of)
+    files = (path for path in folder.glob("step-*.pt") if path.stem[len("step-") :].isdecimal())
+    return sorted(files, key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -78,27 +78,25 @@ def load_checkpoint(
     person must decide whether to start over.
     """
     rank, _ = place_in(group)
-    found: list[Any] = [None, None]  # the problem, the content of the file
+    outcome: list[Any] = [None, None]  # the problem, the content of the file
     if rank == 0:
         try:
             _prepare(folder)
-            found[1], damaged = _newest(folder)
+            outcome[1], damaged = _newest(folder)
         except OSError as error:
-            found[0] = f"--checkpoint {folder}: {error}. Choose another folder."
+            outcome[0] = f"--checkpoint {folder}: {error}. Choose another folder."
         else:
-            for (
-                path,
-                reason,
-            ) in damaged.items():  # after the try: an OSError of `say` is not about the folder
+            for path, reason in damaged.items():
+                # Not inside the try: an OSError of `say` is not about the folder.
                 say(f"{path} cannot be used ({reason}), so it is skipped")
-            if damaged and found[1] is None:
-                found[0] = (
+            if damaged and outcome[1] is None:
+                outcome[0] = (
                     f"none of the {len(damaged)} checkpoints in {folder} can be read. Choose "
                     "another folder with --checkpoint, or move the checkpoints away to start from "
                     "step 0."
                 )
-    dist.broadcast_object_list(found, group=group, group_src=0)
-    problem, data = found
+    dist.broadcast_object_list(outcome, group=group, group_src=0)
+    problem, data = outcome
     if problem is not None:
         raise ConfigError(problem)
     return None if data is None else _read(data)

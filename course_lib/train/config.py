@@ -80,8 +80,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         choices = {"model": ModelName, "precision": PrecisionName, "ddp": DDPName}
         for name, choice in choices.items():
-            known = get_args(choice)
-            _require(self, name, getattr(self, name) in known, f"one of {', '.join(known)}")
+            names = get_args(choice)
+            _require(self, name, getattr(self, name) in names, f"one of {', '.join(names)}")
         at_least_one = ("width", "layers", "heads", "context", "batch_size", "accumulate")
         for name in (*at_least_one, "epochs", "checkpoint_every"):
             _require(self, name, getattr(self, name) >= 1, "1 or more")

@@ -6,6 +6,7 @@ each byte is the next one.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -43,10 +44,15 @@ class Dataset:
 
         For example, the documentation's text differs between releases of Python.
         """
-        digest = hashlib.sha256()
-        for tensor in self.train:
-            digest.update(tensor.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return digest_of(tensor.cpu().contiguous().numpy().tobytes() for tensor in self.train)
+
+
+def digest_of(pieces: Iterable[bytes]) -> str:
+    """Return 16 hexadecimal digits that change if any bit changes."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()[:16]
 
 
 def load_dataset(config: TrainConfig, device: torch.device) -> Dataset:
@@ -62,17 +68,10 @@ def load_dataset(config: TrainConfig, device: torch.device) -> Dataset:
     else:
         # Use the dtype of the parameters, so that `set_default_dtype` sets both.
         dtype = torch.get_default_dtype()
-        train, test = (
-            (images.to(dtype), labels) for images, labels in (part.tensors for part in digits())
-        )
+        train, test = ((part.tensors[0].to(dtype), part.tensors[1]) for part in digits())
         unit, units = "samples", 1
-    (inputs, targets), (test_inputs, test_targets) = train, test
-    return Dataset(
-        (inputs.to(device), targets.to(device)),
-        (test_inputs.to(device), test_targets.to(device)),
-        unit,
-        units,
-    )
+    on_device = [(inputs.to(device), targets.to(device)) for inputs, targets in (train, test)]
+    return Dataset(on_device[0], on_device[1], unit, units)
 
 
 def documentation_text() -> Tensor:

@@ -10,7 +10,6 @@ The host reads a loss only when it is shown, because reading waits for the GPU.
 I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", 2019 (AdamW).
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from course_lib.collectives import place_in
 from course_lib.sharding import ShardedSampler, shard
 from course_lib.train.config import ConfigError, TrainConfig
-from course_lib.train.datasets import Examples, load_dataset
+from course_lib.train.datasets import Examples, digest_of, load_dataset
 from course_lib.train.models import mean_loss
 from course_lib.train.progress import Progress, say
 from course_lib.train.trainer import Trainer
@@ -52,10 +51,8 @@ class TrainResult:
 
     def digest(self) -> str:
         """Return 16 hexadecimal digits that change if any bit of the weights changes."""
-        digest = hashlib.sha256()
-        for name, tensor in self.weights.items():
-            digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        weights = self.weights.items()
+        return digest_of(name.encode() + t.contiguous().numpy().tobytes() for name, t in weights)
 
 
 def train(config: TrainConfig) -> TrainResult:

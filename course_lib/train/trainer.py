@@ -111,15 +111,15 @@ class Trainer:
         for number, loss in enumerate(self.losses[-len(losses) :], self.step - len(losses) + 1):
             self.require_finite(loss, f"the loss is {loss} at step {number}")
 
-    def require_finite(self, loss: float, what: str) -> None:
-        """Raise FloatingPointError, with `what` and advice, if `loss` is infinite or not a number.
+    def require_finite(self, loss: float, message: str) -> None:
+        """Raise FloatingPointError, with `message` and advice, if `loss` is not a finite number.
 
         Call it with the same loss on all ranks.
         """
         if not math.isfinite(loss):
             raise FloatingPointError(
-                f"{what}. Use a smaller --lr than {self._config.lr:g}, or limit the gradient with "
-                "--clip-norm 1"
+                f"{message}. Use a smaller --lr than {self._config.lr:g}, or limit the gradient "
+                "with --clip-norm 1"
             )
 
     def save(self) -> None:
@@ -145,10 +145,10 @@ class Trainer:
         content = load_checkpoint(folder, say)
         if content is None:
             return
-        there = content["identity"]
-        for name, mine in self._identity.items():
-            if there.get(name) != mine:
-                raise ConfigError(_difference(folder, name, there.get(name), mine))
+        stored = content["identity"]
+        for name, value in self._identity.items():
+            if stored.get(name) != value:
+                raise ConfigError(_difference(folder, name, stored.get(name), value))
         self.step = content["step"]
         self.losses = content["losses"].tolist()
         self.model.load_state_dict(content["model"])
@@ -156,12 +156,12 @@ class Trainer:
         self.precision.scaler.load_state_dict(content["scaler"])
 
 
-def _difference(folder: Path, name: str, there: object, mine: object) -> str:
-    what = f"with --{name.replace('_', '-')} {there}, but this run has {mine}"
+def _difference(folder: Path, name: str, stored: object, value: object) -> str:
+    run = f"with --{name.replace('_', '-')} {stored}, but this run has {value}"
     if name == "data":
-        what = "on different data (the text comes from a different release of Python)"
+        run = "on different data (the text comes from a different release of Python)"
     return (
-        f"the checkpoint in {folder} is of a run {what}. Use the same options, or choose "
+        f"the checkpoint in {folder} is of a run {run}. Use the same options, or choose "
         "another folder with --checkpoint."
     )
 

@@ -1,6 +1,7 @@
 """The command line: ``python -m course_lib.who_wins``."""
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -75,13 +76,12 @@ def _map(options: argparse.Namespace) -> None:
 def _places(latencies: Sequence[float], bandwidths: Sequence[float]) -> list[Place]:
     if min(latencies) < 0 or min(bandwidths) <= 0:
         raise ValueError("latencies must be 0 s or more, bandwidths above 0 bytes/s")
-    return [(latency, bandwidth) for latency in sorted(set(latencies))
-            for bandwidth in sorted(set(bandwidths))]  # fmt: skip
+    return list(itertools.product(sorted(set(latencies)), sorted(set(bandwidths))))
 
 
-def _show_progress(done: int, total: int) -> None:
-    end = "\n" if done == total or not sys.stderr.isatty() else "\r"
-    print(f"{done} of {total} runs", end=end, file=sys.stderr, flush=True)
+def _show_progress(count: int, total: int) -> None:
+    end = "\n" if count == total or not sys.stderr.isatty() else "\r"
+    print(f"{count} of {total} runs", end=end, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -66,10 +66,10 @@ def _run_steps(
     assert algorithm.prepare is not None
     model = new_model(seed)
     step = algorithm.prepare(model, setting.optimizer_of(model))
-    mine = batches(problem, seed, rank)
+    own_batches = batches(problem, seed, rank)
     times, looks, start = [], [], clock()
     for _ in range(steps):
-        step(next(mine))
+        step(next(own_batches))
         times.append(clock() - start)
         if looking == "all" or (looking == "first" and rank == 0):
             looks.append(look_at(model))
@@ -89,11 +89,11 @@ def run_steps(
     ranks = Ranks(problem.workers, on="simulated", network=network or FREE, device=device)
     looking = "all" if ALGORITHMS[name].differ else "first"
     results = ranks.run(_run_steps, problem, name, setting, seed, steps, looking)
-    times = [max(each) for each in zip(*(times for times, _ in results), strict=True)]
+    times_of_ranks, looks_of_ranks = zip(*results, strict=True)
+    times = [max(of_ranks) for of_ranks in zip(*times_of_ranks, strict=True)]
     if looking == "first":
-        return times, results[0][1]
-    looks = [mean_of(list(each)) for each in zip(*(looks for _, looks in results), strict=True)]
-    return times, looks
+        return times, looks_of_ranks[0]
+    return times, [mean_of(of_ranks) for of_ranks in zip(*looks_of_ranks, strict=True)]
 
 
 def train(problem: Problem, name: str, seed: int, setting: Setting | None = None) -> int | None:
@@ -130,14 +130,14 @@ class Pace(NamedTuple):
         return self.times[steps - periods * self.period - 1] + periods * self.seconds
 
 
-def pace_of(times: Sequence[float], least: int) -> Pace | None:
-    """Return the pace, if the steps repeat after a multiple of `least`; else None.
+def pace_of(times: Sequence[float], multiple: int) -> Pace | None:
+    """Return the pace, if the steps repeat after a multiple of `multiple`; else None.
 
     They repeat after q steps if, in the last half, any q steps in a row took equally long. The
     times of ranks that wait for one another become periodic. A period can be several steps long,
     because the first rank is not always the same one.
     """
-    for period in range(least, len(times) // 3 + 1, least):
+    for period in range(multiple, len(times) // 3 + 1, multiple):
         ends = range(max(period + 1, len(times) // 2))  # few steps: three equal ones suffice
         last = [times[-1 - i] - times[-1 - i - period] for i in ends]
         if max(last) - min(last) <= _REPEATS * max(last):
@@ -151,22 +151,22 @@ def time_steps(problem: Problem, name: str, network: Network) -> Pace:
     If the algorithm may use several all-reduces, the one with the shortest steps counts.
     """
     paces = (
-        _time_steps(problem, name, replace(network, all_reduce=each))
-        for each in ALGORITHMS[name].all_reduce
+        _time_steps(problem, name, replace(network, all_reduce=way))
+        for way in ALGORITHMS[name].all_reduce
     )
     return min(paces, key=lambda pace: pace.seconds / pace.period)
 
 
 def _time_steps(problem: Problem, name: str, network: Network) -> Pace:
-    least = ALGORITHMS[name].period
-    tries, most = (_FIRST_TRY, _LAST_TRY) if least == 1 else (3 * least, 6 * least)
+    multiple = ALGORITHMS[name].period
+    tries, limit = (_FIRST_TRY, _LAST_TRY) if multiple == 1 else (3 * multiple, 6 * multiple)
     while True:
         times, _ = run_steps(problem, name, setting_of(name), 0, tries, network)
-        pace = pace_of(times, least)
+        pace = pace_of(times, multiple)
         if pace is not None:
             return pace
-        if tries >= most:
-            half = tries // 2 // least * least
+        if tries >= limit:
+            half = tries // 2 // multiple * multiple
             return Pace(times, half, times[-1] - times[-1 - half], exact=False)
         tries *= 2
 
@@ -194,10 +194,10 @@ def _work(problem: Problem, seed: int, seconds: float) -> None:
     The first worker gets the batches that rank 0 gets without a server.
     """
     model, rank = new_model(seed), dist.get_rank()
-    mine = batches(problem, seed, rank - 1)
+    own_batches = batches(problem, seed, rank - 1)
     with ParameterServer(model.parameters()) as server:
         while server.pull():
-            backward(model, next(mine))
+            backward(model, next(own_batches))
             compute(seconds)
             server.push()
 
@@ -244,18 +244,18 @@ def run_server(
 def lumps_of(problem: Problem, optimizer: str) -> Lumps:
     """Count, on two ranks, the computation between an incoming and an outgoing message."""
     two = Problem(2, problem.rows, problem.target)
-    few, more = 2, 6
+    short, long = 2, 6
     setting = Setting(optimizer, 0.01)
 
     def spent(updates: int) -> list[float]:
         ranks = Ranks(2, on="simulated", network=FREE, device=two.device)
         ranks.run(_served, two, {}, setting, 0, updates, Lumps(0.0, 0.0))
-        computed = [each for each in ranks.trace.events if each.kind == "compute"]
+        computed = [event for event in ranks.trace.events if event.kind == "compute"]
         return [sum(e.end - e.start for e in computed if e.rank == rank) for rank in (1, 0)]
 
     _read_rows()
     # The difference excludes what is computed only once, such as the first weights.
-    rises = [(b - a) / (more - few) for a, b in zip(spent(few), spent(more), strict=True)]
+    rises = [(b - a) / (long - short) for a, b in zip(spent(short), spent(long), strict=True)]
     return Lumps(*rises)
 
 

@@ -12,7 +12,7 @@ weight.)
 Messages leave at once, as over a socket with a large buffer (`Network.eager_below`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -94,7 +94,7 @@ def training_rows() -> tuple[Tensor, Tensor]:
 
 def batches(problem: Problem, seed: int, worker: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one worker's batches without end: random rows of its own share of the data."""
-    images, labels = (each[worker :: problem.workers] for each in training_rows())
+    images, labels = (tensor[worker :: problem.workers] for tensor in training_rows())
     draw = torch.Generator().manual_seed(1_000 * seed + worker)
     while True:
         rows = torch.randint(len(images), (problem.rows,), generator=draw)
@@ -112,9 +112,9 @@ def look_at(model: nn.Module) -> Look:
     return [torch.from_numpy(p.detach().numpy().copy()) for p in model.parameters()]
 
 
-def mean_of(looks: list[Look]) -> Look:
+def mean_of(looks: Sequence[Look]) -> Look:
     """Return the mean of several ranks' weights."""
-    return [torch.stack(each).mean(0) for each in zip(*looks, strict=True)]
+    return [torch.stack(of_ranks).mean(0) for of_ranks in zip(*looks, strict=True)]
 
 
 @torch.no_grad()

@@ -32,19 +32,19 @@ def map_table(cells: Sequence[Cell]) -> str:
         values = [
             _value(cell.seconds[name], bold=name == first, exact=cell.exact[name]) for name in names
         ]
-        where = f"{latency_words(latency)}, {bandwidth_words(bandwidth)}"
-        lines.append(f"| {where} | {winner} | {' | '.join(values)} |")
+        network = f"{latency_words(latency)}, {bandwidth_words(bandwidth)}"
+        lines.append(f"| {network} | {winner} | {' | '.join(values)} |")
     return "\n".join(lines)
 
 
 def _value(seconds: Sequence[float], bold: bool, exact: bool) -> str:
-    found = interval(seconds)
-    if math.isinf(found.mean):
-        reached = sum(not math.isinf(each) for each in seconds)
+    summary = interval(seconds)
+    if math.isinf(summary.mean):
+        reached = sum(not math.isinf(time) for time in seconds)
         return f"{reached} of {len(seconds)}"
-    text = ("" if exact else "~") + f"{found.mean:.3g}"
-    if bold and not math.isinf(found.half):
-        text += f" ± {found.half:.2g}"
+    text = ("" if exact else "~") + f"{summary.mean:.3g}"
+    if bold and not math.isinf(summary.half):
+        text += f" ± {summary.half:.2g}"
     return f"**{text}**" if bold else text
 
 
@@ -52,9 +52,9 @@ def steps_table(steps: Mapping[str, Sequence[float]]) -> str:
     """Return a row per algorithm with the steps to the target, which are by seed."""
     lines = ["| algorithm | optimizer, learning rate | steps to the target |", "|---|---|---:|"]
     for name, values in steps.items():
-        found = interval(values)
-        text = f"{found.mean:.1f} ± {found.half:.1f}"
-        if math.isinf(found.mean):
+        summary = interval(values)
+        text = f"{summary.mean:.1f} ± {summary.half:.1f}"
+        if math.isinf(summary.mean):
             text = f"reached by {sum(not math.isinf(v) for v in values)} of {len(values)} seeds"
         lines.append(f"| {name} | {setting_of(name)} | {text} |")
     return "\n".join(lines)

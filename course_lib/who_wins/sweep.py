@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,34 +21,20 @@ Place = tuple[float, float]
 """Latency in seconds and bandwidth in bytes per second: a cell of the map."""
 
 
-class Job(NamedTuple):
-    """One run. `seed` or `place` (the network) is None if the run does not depend on it."""
-
-    measure: Callable[..., Any]
-    algorithm: str
-    seed: int | None
-    place: Place | None
-    problem: Problem
-
-    def result(self) -> Any:
-        """Run the job, and return its result."""
-        network = None if self.place is None else network_of(*self.place)
-        arguments = [each for each in (self.seed, network) if each is not None]
-        return self.measure(self.problem, self.algorithm, *arguments)
-
-
+Job = tuple[Any, ...]
+"""One run: a function of `measure`, and its arguments."""
 Results = Mapping[Job, Any]
 """The results of all jobs of a map."""
 
 
 def train_job(name: str, seed: int, problem: Problem) -> Job:
     """Return the job that trains; if `same_as` is set, the job of that algorithm."""
-    return Job(train, ALGORITHMS[name].same_as or name, seed, None, problem)
+    return train, problem, ALGORITHMS[name].same_as or name, seed
 
 
 def pace_job(name: str, place: Place, problem: Problem) -> Job:
     """Return the job that times a few steps; their times do not depend on the numbers."""
-    return Job(time_steps, name, None, place, problem)
+    return time_steps, problem, name, network_of(*place)
 
 
 def serve_job(name: str, seed: int, place: Place, problem: Problem) -> Job:
@@ -58,7 +44,7 @@ def serve_job(name: str, seed: int, place: Place, problem: Problem) -> Job:
     """
     if problem.straggler == 1:
         name = ALGORITHMS[name].same_as or name
-    return Job(train_with_server, name, seed, place, problem)
+    return train_with_server, problem, name, seed, network_of(*place)
 
 
 def jobs_of(
@@ -73,7 +59,7 @@ def jobs_of(
         jobs += [pace_job(name, place, problem) for place in places]
         jobs += [train_job(name, seed, problem) for seed in seeds]
     order = (train_with_server, train, time_steps)
-    return sorted(dict.fromkeys(jobs), key=lambda job: order.index(job.measure))
+    return sorted(dict.fromkeys(jobs), key=lambda job: order.index(job[0]))
 
 
 def run(
@@ -82,15 +68,15 @@ def run(
     """Run all jobs and return their results; `show_progress` gets how many of them are done."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _begin) as pool:
-        running = {job: pool.submit(job.result) for job in jobs}
+        running = {job: pool.submit(*job) for job in jobs}
         try:
-            for number, each in enumerate(as_completed(running.values()), 1):
-                each.result()
+            for number, future in enumerate(as_completed(running.values()), 1):
+                future.result()
                 show_progress(number, len(jobs))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {job: each.result() for job, each in running.items()}
+    return {job: future.result() for job, future in running.items()}
 
 
 def _begin() -> None:

@@ -55,18 +55,18 @@ class Cell(NamedTuple):
         The first is faster than all others with 95 % confidence. Algorithms that make the same
         updates in a different way, such as over a ring, are not rivals.
         """
-        first, *others = self.order()
+        first, *slower = self.order()
         same = _updates_of(first)
         return [
-            each
-            for each in others
-            if _updates_of(each) != same and not _is_ahead(self.seconds[first], self.seconds[each])
+            name
+            for name in slower
+            if _updates_of(name) != same and not _is_ahead(self.seconds[first], self.seconds[name])
         ]
 
     def lead(self) -> float:
         """Return how many times as long the second takes; the second makes other updates."""
-        first, *others = self.order()
-        second = next((o for o in others if _updates_of(o) != _updates_of(first)), first)
+        first, *slower = self.order()
+        second = next((o for o in slower if _updates_of(o) != _updates_of(first)), first)
         return mean(self.seconds[second]) / mean(self.seconds[first])
 
     def is_clear(self) -> bool:
@@ -102,12 +102,12 @@ def steps_of(
     names: Iterable[str], seeds: Sequence[int], problem: Problem, results: Results
 ) -> dict[str, list[float]]:
     """Return the steps to the target by seed (infinite: not reached), of those without a server."""
-    found = {}
+    steps = {}
     for name in names:
         if ALGORITHMS[name].prepare is not None:
             jobs = [train_job(name, seed, problem) for seed in seeds]
-            found[name] = [math.inf if results[job] is None else results[job] for job in jobs]
-    return found
+            steps[name] = [math.inf if results[job] is None else results[job] for job in jobs]
+    return steps
 
 
 def last_average(problem: Problem, place: Place) -> float:
@@ -143,8 +143,8 @@ def cells_of(
             exact[name] = pace.exact
             end = last_average(problem, place) if ALGORITHMS[name].differ else 0.0
             seconds[name] = [
-                math.inf if math.isinf(each) else pace.after(int(each)) + end
-                for each in steps[name]
+                math.inf if math.isinf(count) else pace.after(int(count)) + end
+                for count in steps[name]
             ]
         cells.append(Cell(place, seconds, exact))
     return cells

@@ -1,9 +1,9 @@
 """Silent bugs of real projects, each as a small wrong step; and right programs beside them.
 
-A bug is a function of `(rank, world_size)` that takes one or two wrong steps and returns what was
-recorded. Its decorator says where it is from, which kind of tensor differs first, and what the
-report must call it. The sources are issues and pull requests of public projects; the code is ours,
-as small as the mistake allows.
+A bug is a function that takes one or two wrong steps on each rank and returns what was recorded.
+Its decorator says where it is from, which kind of tensor differs first, and what the report must
+call it. The sources are issues and pull requests of public projects; the code is ours, as small as
+the mistake allows.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from course_lib.tensor_parallel import (
 )
 from course_lib.tensor_parallel.linear import RowParallelLinear
 
-Step = Callable[[int, int], Record]
-"""A step of rank `rank` of `world_size`."""
 B = 24
 
 
@@ -43,19 +41,19 @@ B = 24
 class Bug:
     """A wrong step, and what must be said of it."""
 
-    step: Step
+    step: Callable[[], Record]
     right: Callable[[], Record]
     source: str
     kind: str
     labels: tuple[str, ...]
-    shards: Mapping[str, Cut] = field(default_factory=dict)
+    shards: Mapping[str, Cut]
 
     @property
     def name(self) -> str:
         return self.step.__name__
 
     @property
-    def what(self) -> str:
+    def sentence(self) -> str:
         return (self.step.__doc__ or "").strip()
 
 
@@ -63,6 +61,10 @@ BUGS: list[Bug] = []
 
 
 # The problem, and one rank that solves it.
+
+
+def rank_and_size() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def mlp(seed: int = 0) -> nn.Sequential:
@@ -75,16 +77,18 @@ def batch(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 8, generator=random), torch.randn(rows, 4, generator=random)
 
 
+def own_batch(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
+    rank, world_size = rank_and_size()
+    x, y = batch(step, rows, seed)
+    return shard(x, world_size, rank), shard(y, world_size, rank)
+
+
 def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
 
 
-def adam(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.01, **options)
-
-
-Backward = Callable[..., Tensor]
-"""The loss of a model and a micro-batch."""
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 def nothing(*_: object) -> None:
@@ -97,21 +101,19 @@ def squared(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def train(
     model: nn.Module,
-    rank: int = 0,
-    world_size: int = 1,
     seed: int = 0,
     *,
     after: Callable[[nn.Module], object] = nothing,
-    each: Callable[[nn.Module, int], object] = nothing,
+    after_backward: Callable[[nn.Module, int], object] = nothing,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
-    loss: Backward = squared,
+    loss: Callable[..., Tensor] = squared,
     data: Callable[[int], Sequence[Tensor]] | None = None,
     steps: int = 1,
     micro: int = 1,
     dtype: torch.dtype = torch.float32,
     dim: int = 0,
 ) -> Record:
-    """Take the steps; `each` follows every backward, `after` the last one of a step.
+    """Take the steps; `after_backward` follows every backward, `after` the last one of a step.
 
     `data` returns this rank's part of a step's batch, by default its shard.
     """
@@ -119,11 +121,11 @@ def train(
     with record(model, optim) as recorded:
         for step in range(steps):
             optim.zero_grad()
-            whole = data(step) if data else mine(rank, world_size, step, seed=seed)
-            parts = [t.to(dtype) if t.is_floating_point() else t for t in whole]
+            tensors = data(step) if data else own_batch(step, seed=seed)
+            parts = [t.to(dtype) if t.is_floating_point() else t for t in tensors]
             for i, chunks in enumerate(zip(*(t.chunk(micro, dim) for t in parts), strict=True)):
                 (loss(model, *chunks) / micro).backward()
-                each(model, i)
+                after_backward(model, i)
             after(model)
             optim.step()
     return recorded
@@ -136,7 +138,7 @@ def one_rank(
     **options: Any,
 ) -> Record:
     """Take the steps on one rank: what can be trusted."""
-    after = nothing if clip is None else partial(clipped, most=clip)
+    after = nothing if clip is None else partial(clipped, limit=clip)
     return train(make().to(dtype), dtype=dtype, after=after, **options)
 
 
@@ -144,33 +146,24 @@ def bug(
     source: str,
     kind: str,
     *labels: str,
-    right: Callable[[], Record] = one_rank,
+    right: Callable[..., Record] = one_rank,
     shards: Mapping[str, Cut] | None = None,
-) -> Callable[[Step], Step]:
-    def add(step: Step) -> Step:
+    **options: Any,
+) -> Callable[[Callable[[], Record]], Callable[[], Record]]:
+    """Add a bug; `options` are those of `right`, the step on one rank."""
+
+    def add(step: Callable[[], Record]) -> Callable[[], Record]:
         url = "https://github.com/" + source
-        BUGS.append(Bug(step, right, url, kind, labels, shards or {}))
+        BUGS.append(Bug(step, partial(right, **options), url, kind, labels, shards or {}))
         return step
 
     return add
 
 
-def mine(
-    rank: int, world_size: int, step: int = 0, rows: int = B, seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    x, y = batch(step, rows, seed)
-    return shard(x, world_size, rank), shard(y, world_size, rank)
-
-
-def all_reduce(tensors: Any) -> None:
-    for tensor in tensors:
-        dist.all_reduce(tensor)
-
-
 def gradients(model: nn.Module) -> list[Tensor]:
     """Return the gradients, of a sharded model this rank's pieces, as plain tensors."""
-    found = [param.grad for param in model.parameters() if param.grad is not None]
-    return [each.as_subclass(Tensor) for each in found]
+    tensors = [param.grad for param in model.parameters() if param.grad is not None]
+    return [tensor.as_subclass(Tensor) for tensor in tensors]
 
 
 def synchronized(model: nn.Module) -> None:
@@ -178,11 +171,12 @@ def synchronized(model: nn.Module) -> None:
 
 
 def summed(model: nn.Module) -> None:
-    all_reduce(gradients(model))
+    for gradient in gradients(model):
+        dist.all_reduce(gradient)
 
 
-def clipped(model: nn.Module, most: float) -> None:
-    nn.utils.clip_grad_norm_(model.parameters(), most)
+def clipped(model: nn.Module, limit: float) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), limit)
 
 
 def scaled(model: nn.Module, factor: Tensor | float) -> None:
@@ -191,85 +185,82 @@ def scaled(model: nn.Module, factor: Tensor | float) -> None:
 
 
 def squared_norm(model: nn.Module) -> Tensor:
-    return torch.stack([each.square().sum() for each in gradients(model)]).sum()
+    return torch.stack([gradient.square().sum() for gradient in gradients(model)]).sum()
 
 
 # Averaging: what becomes of the ranks' gradients.
 
 
 @bug("facebookresearch/dinov3/pull/250", "gradient", "times K")
-def sum_in_place_of_mean(rank: int, world_size: int) -> Record:
+def sum_in_place_of_mean() -> Record:
     """gradients are summed over the ranks and not divided"""
-    return train(mlp(), rank, world_size, after=summed)
+    return train(mlp(), after=summed)
 
 
 @bug("verl-project/verl-SpeCo/pull/29", "gradient", "divided by K")
-def divided_by_k_twice(rank: int, world_size: int) -> Record:
+def divided_by_k_twice() -> Record:
     """the loss is divided by the tokens of all ranks, and the gradients averaged on top"""
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return mse_loss(model(x), y, reduction="sum") / (B * 4)
 
-    return train(DistributedDataParallel(mlp()), rank, world_size, loss=loss)
+    return train(DistributedDataParallel(mlp()), loss=loss)
 
 
 @bug("huggingface/transformers/pull/34191", "gradient", "mean of means")
-def mean_of_means(rank: int, world_size: int) -> Record:
+def mean_of_means() -> Record:
     """ranks with more and with fewer examples count the same"""
+    rank, world_size = rank_and_size()
     cuts = [4 + i * 20 // (world_size - 1) for i in range(world_size - 1)]
-    own = [each.tensor_split(cuts)[rank] for each in batch()]
-    return train(DistributedDataParallel(mlp()), rank, world_size, data=lambda _: own)
+    parts = [tensor.tensor_split(cuts)[rank] for tensor in batch()]
+    return train(DistributedDataParallel(mlp()), data=lambda _: parts)
 
 
-@bug("determined-ai/determined/pull/602", "gradient", "unequal factors",
-     right=partial(one_rank, clip=0.05))  # fmt: skip
-def clipped_before_the_average(rank: int, world_size: int) -> Record:
+@bug("determined-ai/determined/pull/602", "gradient", "unequal factors", clip=0.05)
+def clipped_before_the_average() -> Record:
     """each rank clips its own gradients, then they are averaged"""
 
     def after(model: nn.Module) -> None:
         clipped(model, 0.05)
         synchronized(model)
 
-    return train(mlp(), rank, world_size, after=after)
+    return train(mlp(), after=after)
 
 
-@bug("pytorch/pytorch/issues/170862", "gradient", "unequal factors",
-     right=partial(one_rank, clip=0.05))  # fmt: skip
-def clipped_by_the_norm_of_a_shard(rank: int, world_size: int) -> Record:
+@bug("pytorch/pytorch/issues/170862", "gradient", "unequal factors", clip=0.05)
+def clipped_by_the_norm_of_a_shard() -> Record:
     """each rank clips its shard by the norm of that shard"""
     model = FullyShardedDataParallel(mlp())
-    return train(model, rank, world_size, after=lambda m: scaled(m, 0.05 / squared_norm(m).sqrt()))
+    return train(model, after=lambda m: scaled(m, 0.05 / squared_norm(m).sqrt()))
 
 
-@bug("modelscope/twinkle/pull/290", "gradient", "scaled",
-     right=partial(one_rank, clip=0.05))  # fmt: skip
-def norm_is_summed_over_equal_ranks(rank: int, world_size: int) -> Record:
+@bug("modelscope/twinkle/pull/290", "gradient", "scaled", clip=0.05)
+def norm_is_summed_over_equal_ranks() -> Record:
     """under DDP the squared norm is summed over ranks that all have the whole gradient"""
 
     def after(model: nn.Module) -> None:
-        scaled(model, 0.05 / (squared_norm(model) * world_size).sqrt())
+        scaled(model, 0.05 / (squared_norm(model) * dist.get_world_size()).sqrt())
 
-    return train(DistributedDataParallel(mlp()), rank, world_size, after=after)
+    return train(DistributedDataParallel(mlp()), after=after)
 
 
 @bug("NVIDIA-NeMo/Automodel/pull/2468", "gradient", "rank missing")
-def one_rank_takes_no_part(rank: int, world_size: int) -> Record:
+def one_rank_takes_no_part() -> Record:
     """the last rank skips its backward and gives zeros to the average"""
 
     def after(model: nn.Module) -> None:
-        if rank == world_size - 1:
+        if dist.get_rank() == dist.get_world_size() - 1:
             model.zero_grad()
         synchronized(model)
 
-    return train(mlp(), rank, world_size, after=after)
+    return train(mlp(), after=after)
 
 
 @bug("ecmwf/WeatherGenerator/issues/2724", "gradient", "NaN")
-def one_rank_has_nan(rank: int, world_size: int) -> Record:
+def one_rank_has_nan() -> Record:
     """one rank's loss is NaN, only rank 0 looks, and its gradients go into the average"""
-    times = float("nan") if rank == 1 else 1.0
-    model = DistributedDataParallel(mlp())
-    return train(model, rank, world_size, loss=lambda *batch: squared(*batch) * times)
+    times = float("nan") if dist.get_rank() == 1 else 1.0
+    return train(DistributedDataParallel(mlp()), loss=lambda *batch: squared(*batch) * times)
 
 
 # Accumulation: several backwards for one step.
@@ -278,64 +269,51 @@ MICRO = 3
 
 
 @bug("verl-project/verl/pull/3332", "gradient", "times backwards")
-def loss_is_not_divided(rank: int, world_size: int) -> Record:
+def loss_is_not_divided() -> Record:
     """the losses of the micro-batches are added, not averaged"""
-    return train(
-        mlp(),
-        rank,
-        world_size,
-        loss=lambda *batch: squared(*batch) * MICRO,
-        after=synchronized,
-        micro=MICRO,
-    )
+    loss = lambda *batch: squared(*batch) * MICRO
+    return train(mlp(), loss=loss, after=synchronized, micro=MICRO)
 
 
 @bug("modelscope/FunASR/pull/3472", "gradient", "reduced too early")
-def synchronized_at_the_first_micro_batch(rank: int, world_size: int) -> Record:
+def synchronized_at_the_first_micro_batch() -> Record:
     """`no_sync` is left out at the first micro-batch in place of the last"""
 
-    def each(model: nn.Module, i: int) -> None:
+    def after_backward(model: nn.Module, i: int) -> None:
         if i == 0:
             synchronized(model)
 
-    return train(mlp(), rank, world_size, each=each, micro=MICRO)
+    return train(mlp(), after_backward=after_backward, micro=MICRO)
 
 
 @bug("karpathy/build-nanogpt/pull/30", "gradient", "no all-reduce")
-def never_synchronized(rank: int, world_size: int) -> Record:
+def never_synchronized() -> Record:
     """the last micro-batch's forward is inside `no_sync` too"""
     model = DistributedDataParallel(mlp())
     with model.no_sync():
-        return train(model, rank, world_size, micro=MICRO)
+        return train(model, micro=MICRO)
 
 
 @bug("allenai/open-instruct/pull/1498", "gradient", "backwards missing")
-def only_the_last_micro_batch_counts(rank: int, world_size: int) -> Record:
+def only_the_last_micro_batch_counts() -> Record:
     """each backward starts the accumulation anew, so the last one's gradients remain"""
 
-    def each(model: nn.Module, i: int) -> None:
+    def after_backward(model: nn.Module, i: int) -> None:
         if i < MICRO - 1:
             model.zero_grad()
 
-    return train(mlp(), rank, world_size, each=each, after=synchronized, micro=MICRO)
+    return train(mlp(), after_backward=after_backward, after=synchronized, micro=MICRO)
 
 
 @bug("hpcaitech/ColossalAI/issues/247", "gradient", "unequal backwards")
-def reduced_again_and_again(rank: int, world_size: int) -> Record:
+def reduced_again_and_again() -> Record:
     """after each micro-batch all that is accumulated is summed over the ranks once more"""
-    return train(
-        mlp(),
-        rank,
-        world_size,
-        loss=lambda *batch: squared(*batch) / world_size,
-        each=lambda model, _: summed(model),
-        micro=MICRO,
-    )
+    loss = lambda *batch: squared(*batch) / dist.get_world_size()
+    return train(mlp(), loss=loss, after_backward=lambda model, _: summed(model), micro=MICRO)
 
 
-@bug("tenstorrent/tt-blacksmith/pull/711", "gradient", "not zeroed",
-     right=partial(one_rank, steps=2))  # fmt: skip
-def gradients_are_not_zeroed(rank: int, world_size: int) -> Record:
+@bug("tenstorrent/tt-blacksmith/pull/711", "gradient", "not zeroed", steps=2)
+def gradients_are_not_zeroed() -> Record:
     """the second step adds to the gradients of the first"""
     before: list[Tensor] = []
 
@@ -345,30 +323,29 @@ def gradients_are_not_zeroed(rank: int, world_size: int) -> Record:
             gradient.add_(old)
         before[:] = [gradient.clone() for gradient in gradients(model)]
 
-    return train(mlp(), rank, world_size, after=after, steps=2)
+    return train(mlp(), after=after, steps=2)
 
 
 # Where a run begins, and its data.
 
 
 @bug("pytorch/torchtitan/issues/166", "weight", "other start")
-def each_rank_begins_elsewhere(rank: int, world_size: int) -> Record:
+def each_rank_begins_elsewhere() -> Record:
     """each rank draws its own initial weights, and nobody broadcasts"""
-    return train(mlp(seed=rank), rank, world_size, after=synchronized)
+    return train(mlp(seed=dist.get_rank()), after=synchronized)
 
 
-@bug("huggingface/transformers/issues/4398", "input", "stale",
-     right=partial(one_rank, steps=2))  # fmt: skip
-def set_epoch_is_forgotten(rank: int, world_size: int) -> Record:
+@bug("huggingface/transformers/issues/4398", "input", "stale", steps=2)
+def set_epoch_is_forgotten() -> Record:
     """without `set_epoch` each epoch has the order of the first"""
-    own = mine(rank, world_size, step=0)
-    return train(DistributedDataParallel(mlp()), rank, world_size, data=lambda _: own, steps=2)
+    return train(DistributedDataParallel(mlp()), data=lambda _: own_batch(0), steps=2)
 
 
 @bug("Shark-NLP/DiffuSeq/issues/37", "input", "same rows")
-def all_ranks_have_the_same_data(rank: int, world_size: int) -> Record:
+def all_ranks_have_the_same_data() -> Record:
     """no sampler divides the data, all ranks train on the same rows"""
-    return train(DistributedDataParallel(mlp()), 0, world_size)
+    rows = B // dist.get_world_size()
+    return train(DistributedDataParallel(mlp()), data=lambda _: [t[:rows] for t in batch()])
 
 
 class Dropped(nn.Module):
@@ -382,22 +359,20 @@ class Dropped(nn.Module):
         return self.leave(self.drop(torch.tanh(self.enter(x))))
 
 
-@bug("huggingface/accelerate/issues/114", "mask", "same random numbers",
-     right=partial(one_rank, make=Dropped))  # fmt: skip
-def dropout_is_the_same_on_all_ranks(rank: int, world_size: int) -> Record:
+@bug("huggingface/accelerate/issues/114", "mask", "same random numbers", make=Dropped)
+def dropout_is_the_same_on_all_ranks() -> Record:
     """all ranks have the same seed, so they drop the same units of other examples"""
     model = DistributedDataParallel(Dropped())
     torch.manual_seed(0)
-    return train(model, rank, world_size)
+    return train(model)
 
 
-@bug("awslabs/slapo/issues/21", "mask", "other random numbers",
-     right=partial(one_rank, make=Dropped))  # fmt: skip
-def dropout_differs_where_activations_are_equal(rank: int, world_size: int) -> Record:
+@bug("awslabs/slapo/issues/21", "mask", "other random numbers", make=Dropped)
+def dropout_differs_where_activations_are_equal() -> Record:
     """tensor parallel ranks hold the same activations and drop others of them"""
     model = Dropped()
-    torch.manual_seed(rank)
-    return train(model)
+    torch.manual_seed(dist.get_rank())
+    return train(model, data=batch)
 
 
 # The model: tensor, sequence and pipeline parallel.
@@ -431,9 +406,6 @@ class Parallel(Whole):
         return self.after(self.norm(self.block(self.before(x))))
 
 
-tensor_parallel = partial(one_rank, make=Whole)
-
-
 class BiasInside(RowParallelLinear):
     def forward(self, x: Tensor) -> Tensor:
         return reduce_from_ranks(linear(x, self.weight, self.bias), self.group)
@@ -444,40 +416,25 @@ class NotReduced(RowParallelLinear):
         return linear(x, self.weight) + self.bias / dist.get_world_size()
 
 
-@bug("huggingface/text-generation-inference/issues/1036", "output", "bias", right=tensor_parallel)
-def bias_is_added_on_each_rank(rank: int, world_size: int) -> Record:
+@bug("huggingface/text-generation-inference/issues/1036", "output", "bias", make=Whole)
+def bias_is_added_on_each_rank() -> Record:
     """a row-parallel layer adds its bias before the all-reduce, K times"""
-    return train(Parallel(BiasInside))
+    return train(Parallel(BiasInside), data=batch)
 
 
-@bug("sgl-project/sglang/pull/14811", "output", "partial sum", right=tensor_parallel)
-def row_parallel_is_not_reduced(rank: int, world_size: int) -> Record:
+@bug("sgl-project/sglang/pull/14811", "output", "partial sum", make=Whole)
+def row_parallel_is_not_reduced() -> Record:
     """the all-reduce of a row-parallel layer does not take place"""
-    return train(Parallel(NotReduced))
+    return train(Parallel(NotReduced), data=batch)
 
 
-@bug("vllm-project/vllm-gguf-plugin/issues/103", "weight", "another rank's part",
-     right=tensor_parallel)  # fmt: skip
-def all_ranks_load_the_first_shard(rank: int, world_size: int) -> Record:
+@bug("vllm-project/vllm-gguf-plugin/issues/103", "weight", "another rank's part", make=Whole)
+def all_ranks_load_the_first_shard() -> Record:
     """each rank loads the shard of rank 0"""
     model = Parallel()
     with torch.no_grad():
         dist.broadcast(model.block.enter.weight, 0)
-    return train(model)
-
-
-@bug("NVIDIA-NeMo/Automodel/pull/1324", "weight", "another order",
-     right=lambda: _attention(Mixing()),
-     shards={"qkv.*": blocks(3), "qkv": blocks(3, -1)})  # fmt: skip
-def fused_projection_is_cut_as_one(rank: int, world_size: int) -> Record:
-    """queries, keys and values lie in one weight, and it is cut as if it were one"""
-    model = Mixing()
-    whole = model.qkv
-    model.qkv = nn.Linear(8, 24 // world_size)
-    with torch.no_grad():
-        model.qkv.weight.copy_(shard(whole.weight, world_size, rank))
-        model.qkv.bias.copy_(shard(whole.bias, world_size, rank))
-    return _attention(model)
+    return train(model, data=batch)
 
 
 class Mixing(nn.Module):
@@ -491,50 +448,55 @@ class Mixing(nn.Module):
         return q * torch.tanh(k) + v
 
 
-def _attention(model: nn.Module) -> Record:
-    with record(model, optimizer := sgd(model)) as recorded:
-        model(batch()[0]).square().mean().backward()
-        optimizer.step()
-    return recorded
+def of_the_square(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+@bug("NVIDIA-NeMo/Automodel/pull/1324", "weight", "another order", make=Mixing,
+     loss=of_the_square, shards={"qkv.*": blocks(3), "qkv": blocks(3, -1)})  # fmt: skip
+def fused_projection_is_cut_as_one() -> Record:
+    """queries, keys and values lie in one weight, and it is cut as if it were one"""
+    rank, world_size = rank_and_size()
+    model = Mixing()
+    fused = model.qkv
+    model.qkv = nn.Linear(8, 24 // world_size)
+    with torch.no_grad():
+        model.qkv.weight.copy_(shard(fused.weight, world_size, rank))
+        model.qkv.bias.copy_(shard(fused.bias, world_size, rank))
+    return train(model, loss=of_the_square, data=batch)
 
 
 class AlongTheSequence(nn.Module):
     """Along the sequence: 24 tokens, cut over the ranks; LayerNorm sees this rank's."""
 
-    def __init__(self, world_size: int = 1) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.norm, self.after = nn.LayerNorm(8), nn.Linear(8, 4)
-        self.world_size = world_size
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
-        if self.world_size > 1:
-            normed = gather_from_sequence(normed, B)
-        return self.after(normed)
+        return self.after(gather_from_sequence(normed, B) if dist.is_initialized() else normed)
 
 
-def _sequence(
-    rank: int, world_size: int, synchronize: Callable[[Any], None], seed: int = 0
-) -> Record:
-    model = AlongTheSequence(world_size)
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = batch(seed=seed)
-        outputs = model(shard(x, world_size, rank))
-        # Each rank has all tokens: their gradients are summed on the way back, hence 1/K.
-        (mse_loss(outputs, y) / world_size).backward()
+def _sequence(synchronize: Callable[[Any], None], seed: int = 0) -> Record:
+    _, world_size = rank_and_size()
+    y = batch(seed=seed)[1]
+
+    def after(model: nn.Module) -> None:
         for param in model.after.parameters():
             param.grad.mul_(world_size)
         synchronize(model.norm.parameters())
-        optimizer.step()
-    return recorded
+
+    # Each rank has all tokens: their gradients are summed on the way back, hence 1/K.
+    loss = lambda model, x, _: mse_loss(model(x), y) / world_size
+    return train(AlongTheSequence(), seed, loss=loss, after=after)
 
 
-@bug("NVIDIA/Megatron-LM/issues/1446", "gradient", "no all-reduce",
-     right=partial(one_rank, make=AlongTheSequence))  # fmt: skip
-def layer_norm_along_the_sequence(rank: int, world_size: int) -> Record:
+@bug("NVIDIA/Megatron-LM/issues/1446", "gradient", "no all-reduce", make=AlongTheSequence)
+def layer_norm_along_the_sequence() -> Record:
     """LayerNorm's gradients are of each rank's tokens, and are not added up"""
-    return _sequence(rank, world_size, lambda _: None)
+    return _sequence(nothing)
 
 
 class Normed(nn.Module):
@@ -547,11 +509,10 @@ class Normed(nn.Module):
         return self.leave(torch.tanh(self.norm(self.enter(x))))
 
 
-@bug("pytorch/pytorch/issues/49794", "output", "own statistics",
-     right=partial(one_rank, make=Normed))  # fmt: skip
-def batch_norm_is_local(rank: int, world_size: int) -> Record:
+@bug("pytorch/pytorch/issues/49794", "output", "own statistics", make=Normed)
+def batch_norm_is_local() -> Record:
     """BatchNorm takes mean and variance of this rank's examples"""
-    return train(DistributedDataParallel(Normed()), rank, world_size)
+    return train(DistributedDataParallel(Normed()))
 
 
 class Counting(nn.Module):
@@ -568,56 +529,54 @@ class Counting(nn.Module):
         return self.enter(x)
 
 
-@bug("pytorch/pytorch/issues/63916", "buffer", "no all-reduce",
-     right=partial(one_rank, make=Counting))  # fmt: skip
-def buffers_are_not_synchronized(rank: int, world_size: int) -> Record:
+@bug("pytorch/pytorch/issues/63916", "buffer", "no all-reduce", make=Counting)
+def buffers_are_not_synchronized() -> Record:
     """a buffer that forward assigns anew is not synchronized"""
-    return train(DistributedDataParallel(Counting()), rank, world_size)
+    return train(DistributedDataParallel(Counting()))
 
 
 # The optimizer.
 
 
 @bug("huggingface/accelerate/issues/3256", "option", "not in the optimizer")
-def optimizer_is_built_before_wrapping(rank: int, world_size: int) -> Record:
+def optimizer_is_built_before_wrapping() -> Record:
     """the optimizer has the parameters from before the model was wrapped"""
     inner = mlp()
     optimizer = sgd(inner)
-    model = FullyShardedDataParallel(inner)
-    return train(model, rank, world_size, optimizer=lambda _: optimizer)
+    return train(FullyShardedDataParallel(inner), optimizer=lambda _: optimizer)
 
 
 @bug("karpathy/nanochat/pull/857", "option", "option")
-def learning_rates_differ(rank: int, world_size: int) -> Record:
+def learning_rates_differ() -> Record:
     """the learning rate follows each rank's own progress through its data"""
-    optimizer = partial(sgd, lr=0.1 * (1 - 0.01 * rank))
-    return train(DistributedDataParallel(mlp()), rank, world_size, optimizer=optimizer)
+    optimizer = partial(sgd, lr=0.1 * (1 - 0.01 * dist.get_rank()))
+    return train(DistributedDataParallel(mlp()), optimizer=optimizer)
 
 
-@bug("NVIDIA/Megatron-LM/issues/950", "weight", "stale", right=partial(one_rank, steps=2))
-def weights_of_the_step_before(rank: int, world_size: int) -> Record:
+@bug("NVIDIA/Megatron-LM/issues/950", "weight", "stale", steps=2)
+def weights_of_the_step_before() -> Record:
     """forward runs before the stepped weights of another rank have arrived"""
     model = mlp()
     with record(model, optimizer := sgd(model)) as recorded:
         for step in range(2):
             optimizer.zero_grad()
-            x, y = mine(rank, world_size, step)
-            mse_loss(model(x), y).backward()
-            sync_flat(model.parameters())
+            squared(model, *own_batch(step)).backward()
+            synchronized(model)
             old = model[0].weight.detach().clone()
             optimizer.step()
-            if rank > 0:
+            if dist.get_rank() > 0:
                 with torch.no_grad():
                     model[0].weight.copy_(old)
     return recorded
 
 
 @bug("facebookresearch/optimizers/pull/149", "update", "unchanged")
-def stepped_weights_are_not_sent(rank: int, world_size: int) -> Record:
+def stepped_weights_are_not_sent() -> Record:
     """each rank steps its part of the parameters, and what sends them to the others is skipped"""
+    rank, world_size = rank_and_size()
     model = mlp()
-    own = torch.optim.SGD(list(model.parameters())[rank::world_size], lr=0.1, momentum=0.9)
-    return train(model, rank, world_size, after=synchronized, optimizer=lambda _: own)
+    part = torch.optim.SGD(list(model.parameters())[rank::world_size], lr=0.1, momentum=0.9)
+    return train(model, after=synchronized, optimizer=lambda _: part)
 
 
 # Right programs: they round otherwise than one rank does, and nothing else.
@@ -625,53 +584,54 @@ def stepped_weights_are_not_sent(rank: int, world_size: int) -> Record:
 
 @dataclass(frozen=True)
 class Right:
-    """A right program of `(rank, world_size, seed)`, and its one rank, of `(seed)`."""
+    """A right program of `(seed)`, and its one rank, of `(seed)`."""
 
-    step: Callable[[int, int, int], Record]
-    right: Callable[[int], Record]
+    step: Callable[[int], Record]
+    right: Callable[..., Record]
     shards: Mapping[str, Cut] = field(default_factory=dict)
-    dtype: torch.dtype | None = None
-    on: tuple[str, ...] = ("cpu", "simulated")
+    rounded_to: torch.dtype | None = None
+    on: str = "simulated"
 
 
 RIGHT: list[Right] = []
 
 
-def right(one: Callable[..., Record] = one_rank, **options: Any) -> Callable[[Any], Any]:
+def right(
+    one: Callable[..., Record] = one_rank,
+    on: str = "simulated",
+    rounded_to: torch.dtype | None = None,
+    **options: Any,
+) -> Callable[[Any], Any]:
+    """Add a right program; `options` are those of `one`, its step on one rank."""
+
     def add(step: Any) -> Any:
-        RIGHT.append(Right(step, lambda seed: one(seed=seed), **options))
+        RIGHT.append(Right(step, partial(one, **options), rounded_to=rounded_to, on=on))
         return step
 
     return add
 
 
-three = partial(one_rank, steps=3)
-three_adam = partial(one_rank, steps=3, optimizer=adam)
+@right(steps=3)
+def ddp(seed: int) -> Record:
+    return train(DistributedDataParallel(mlp(), bucket_cap_mb=0.0005), seed, steps=3)
 
 
-@right(three)
-def ddp(rank: int, world_size: int, seed: int) -> Record:
-    model = DistributedDataParallel(mlp(), bucket_cap_mb=0.0005)
-    return train(model, rank, world_size, seed, steps=3)
+@right(steps=3)
+def flat_bucket_and_accumulation(seed: int) -> Record:
+    return train(mlp(), seed, after=synchronized, micro=2, steps=3)
 
 
-@right(three)
-def flat_bucket_and_accumulation(rank: int, world_size: int, seed: int) -> Record:
-    return train(mlp(), rank, world_size, seed, after=synchronized, micro=2, steps=3)
+@right(steps=3, optimizer=adam)
+def zero_2(seed: int) -> Record:
+    def sharded(model: nn.Module) -> torch.optim.Optimizer:
+        kind = torch.optim.AdamW
+        return ShardedOptimizer(model.parameters(), kind, gradients="sharded", lr=0.01)
+
+    return train(mlp(), seed, optimizer=sharded, steps=3)
 
 
-def _sharded(model: nn.Module) -> torch.optim.Optimizer:
-    kind = torch.optim.AdamW
-    return ShardedOptimizer(model.parameters(), kind, gradients="sharded", lr=0.01)
-
-
-@right(three_adam)
-def zero_2(rank: int, world_size: int, seed: int) -> Record:
-    return train(mlp(), rank, world_size, seed, optimizer=_sharded, steps=3)
-
-
-@right(three_adam, on=("cpu",))
-def pytorch_fully_sharded(rank: int, world_size: int, seed: int) -> Record:
+@right(on="cpu", steps=3, optimizer=adam)
+def pytorch_fully_sharded(seed: int) -> Record:
     from torch.distributed.fsdp import fully_shard
 
     model = mlp()
@@ -679,17 +639,17 @@ def pytorch_fully_sharded(rank: int, world_size: int, seed: int) -> Record:
         if list(layer.parameters()):
             fully_shard(layer)
     fully_shard(model)
-    return train(model, rank, world_size, seed, optimizer=adam, steps=3)
+    return train(model, seed, optimizer=adam, steps=3)
 
 
-@right(partial(one_rank, steps=3, make=Whole))
-def tensor_parallel_block(rank: int, world_size: int, seed: int) -> Record:
-    return train(Parallel(), seed=seed, steps=3)
+@right(steps=3, make=Whole)
+def tensor_parallel_block(seed: int) -> Record:
+    return train(Parallel(), data=partial(batch, seed=seed), steps=3)
 
 
-@right(partial(one_rank, make=AlongTheSequence))
-def sequence_parallel(rank: int, world_size: int, seed: int) -> Record:
-    return _sequence(rank, world_size, sum_partial_gradients, seed)
+@right(make=AlongTheSequence)
+def sequence_parallel(seed: int) -> Record:
+    return _sequence(sum_partial_gradients, seed)
 
 
 def deep() -> nn.Sequential:
@@ -698,12 +658,12 @@ def deep() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
-@right(partial(one_rank, make=deep, steps=2))
-def pipeline(rank: int, world_size: int, seed: int) -> Record:
+@right(make=deep, steps=2)
+def pipeline(seed: int) -> Record:
+    world_size = dist.get_world_size()
     schedule = one_forward_one_backward(world_size, micro_batches=4)
     model = Pipeline(split_layers(deep(), world_size), mse_loss, schedule)
-    optimizer = sgd(model)
-    with record(model, optimizer) as recorded:
+    with record(model, optimizer := sgd(model)) as recorded:
         for step in range(2):
             optimizer.zero_grad()
             model.step(*batch(step, B, seed))
@@ -711,10 +671,10 @@ def pipeline(rank: int, world_size: int, seed: int) -> Record:
     return recorded
 
 
-@right(partial(one_rank, steps=3, dtype=torch.bfloat16))
-def bfloat16(rank: int, world_size: int, seed: int) -> Record:
+@right(steps=3, dtype=torch.bfloat16)
+def bfloat16(seed: int) -> Record:
     model = DistributedDataParallel(mlp().bfloat16())
-    return train(model, rank, world_size, seed, steps=3, dtype=torch.bfloat16)
+    return train(model, seed, steps=3, dtype=torch.bfloat16)
 
 
 class InBfloat16(nn.Sequential):
@@ -725,47 +685,47 @@ class InBfloat16(nn.Sequential):
         return x
 
 
-@right(partial(one_rank, steps=2), dtype=torch.bfloat16)
-def master_weights_in_float32(rank: int, world_size: int, seed: int) -> Record:
+@right(steps=2, rounded_to=torch.bfloat16)
+def master_weights_in_float32(seed: int) -> Record:
     model = DistributedDataParallel(InBfloat16(*mlp()))
-    return train(model, rank, world_size, seed, steps=2, dtype=torch.bfloat16)
+    return train(model, seed, steps=2, dtype=torch.bfloat16)
 
 
-def _thirteen_rows(rank: int, world_size: int, seed: int) -> Record:
+def _thirteen_rows(seed: int) -> Record:
     return train(
         mlp(),
-        data=lambda step: mine(rank, world_size, step, 13, seed),
+        data=lambda step: own_batch(step, 13, seed),
         loss=lambda model, x, y: squared(model, x, y) * len(x) / 13,
-        after=summed if world_size > 1 else nothing,
+        after=summed if dist.is_initialized() else nothing,
         steps=2,
     )
 
 
-@right(lambda seed: _thirteen_rows(0, 1, seed))
-def unequal_batches_with_weights(rank: int, world_size: int, seed: int) -> Record:
-    return _thirteen_rows(rank, world_size, seed)
+@right(_thirteen_rows)
+def unequal_batches_with_weights(seed: int) -> Record:
+    return _thirteen_rows(seed)
 
 
-@right(partial(one_rank, make=Dropped, steps=2))
-def dropout_with_seeds_of_their_own(rank: int, world_size: int, seed: int) -> Record:
+@right(make=Dropped, steps=2)
+def dropout_with_seeds_of_their_own(seed: int) -> Record:
     model = DistributedDataParallel(Dropped())
-    torch.manual_seed(100 * seed + rank)
-    return train(model, rank, world_size, seed, steps=2)
+    torch.manual_seed(100 * seed + dist.get_rank())
+    return train(model, seed, steps=2)
 
 
-@right(partial(one_rank, steps=2, clip=0.05))
-def clipped_by_the_global_norm(rank: int, world_size: int, seed: int) -> Record:
+@right(steps=2, clip=0.05)
+def clipped_by_the_global_norm(seed: int) -> Record:
     def clip(model: nn.Module) -> None:
         squares = squared_norm(model)
         dist.all_reduce(squares)
         scaled(model, torch.clamp(0.05 / (squares.sqrt() + 1e-6), max=1.0))
 
-    return train(FullyShardedDataParallel(mlp()), rank, world_size, seed, after=clip, steps=2)
+    return train(FullyShardedDataParallel(mlp()), seed, after=clip, steps=2)
 
 
 # Right programs whose models return other things than one row of dimension 0 for each example.
 
-TOKENS, WORDS = 5, 11
+TOKENS, VOCABULARY = 5, 11
 
 
 @dataclass(frozen=True)
@@ -777,27 +737,21 @@ class Shaped:
     batch: Callable[..., Sequence[Tensor]] = batch
     dim: int = 0
 
-    def one(self, seed: int = 0) -> Record:
-        return self.train(0, 1, seed, strided=False)
-
     def train(
         self,
-        rank: int,
-        world_size: int,
-        seed: int,
-        strided: bool = True,
+        seed: int = 0,
+        strided: bool = False,
         micro: int = 1,
         sync: Callable[[nn.Module], None] = synchronized,
     ) -> Record:
+        rank, world_size = rank_and_size()
         rows = torch.arange(B)
-        own = rows[rank::world_size] if strided else shard(rows, world_size, rank)
-        model = self.make()
-
+        rows = rows[rank::world_size] if strided else shard(rows, world_size, rank)
         return train(
-            model,
-            data=lambda step: [t.index_select(self.dim, own) for t in self.batch(step, B, seed)],
+            self.make(),
+            data=lambda step: [t.index_select(self.dim, rows) for t in self.batch(step, B, seed)],
             loss=lambda model, *parts: self.loss(model(*parts)),
-            after=sync if world_size > 1 else nothing,
+            after=sync if dist.is_initialized() else nothing,
             steps=2,
             micro=micro,
             dim=self.dim,
@@ -806,63 +760,45 @@ class Shaped:
 
 def tokens(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(1000 * seed + 200 + step)
-    words = torch.randint(0, WORDS, (rows, TOKENS + 1), generator=random)
-    return words[:, :-1], words[:, 1:]
+    text = torch.randint(0, VOCABULARY, (rows, TOKENS + 1), generator=random)
+    return text[:, :-1], text[:, 1:]
 
 
 def sequences(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return sequences in dimension 0, and the batch in dimension 1."""
     random = torch.Generator().manual_seed(1000 * seed + 300 + step)
-    return torch.randn(rows, TOKENS, 8, generator=random), torch.randn(rows, 4, generator=random)
-
-
-def sequences_in_front(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
-    x, y = sequences(step, rows, seed)
-    return x.transpose(0, 1), y[None]
+    return torch.randn(TOKENS, rows, 8, generator=random), torch.randn(1, rows, 4, generator=random)
 
 
 class Language(nn.Module):
-    """Tokens are flattened to (B·T, …), and the loss is returned with the logits."""
+    """Tokens are flattened to (B·T, …), and the loss is returned with the logits, in a dict."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.mix = nn.Embedding(WORDS, 8), nn.Linear(8, 8)
-        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, WORDS)
+        self.embed, self.mix = nn.Embedding(VOCABULARY, 8), nn.Linear(8, 8)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, VOCABULARY)
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         hidden = torch.tanh(self.mix(self.embed(x))).cumsum(1)
         logits = self.head(self.norm(hidden.flatten(0, 1)))
-        return logits.view(*x.shape, -1), cross_entropy(logits, y.flatten())
+        loss = cross_entropy(logits, y.flatten())
+        return {"logits": logits.view(*x.shape, -1), "loss": loss, "norm": logits.norm()}
 
 
 class Recurrent(nn.Module):
     """h_n and c_n of an LSTM have shape (layers, B, …)."""
 
-    def __init__(self, batch_first: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.lstm = nn.LSTM(8, 6, num_layers=2, dropout=0.5, batch_first=batch_first)
+        self.lstm = nn.LSTM(8, 6, num_layers=2, dropout=0.5)
         self.out = nn.Linear(6, 4)
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
-        every, (last, _) = self.lstm(x)
+        outputs, (last, _) = self.lstm(x)
         output = self.out(last[-1])
-        return every, output, mse_loss(output, y.view_as(output))
-
-
-class Measured(nn.Module):
-    """Returns what people log beside the loss: accuracy, counts, the largest, a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = mlp()
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        scores, right = self.inner(x), y.argmax(1)
-        counts = torch.zeros(4, 4).index_put_((right, scores.argmax(1)), torch.ones(1), True)
-        accuracy = (scores.argmax(1) == right).float().mean()
-        logged = {"accuracy": accuracy, "counts": counts, "norm": scores.norm()}
-        return {"loss": cross_entropy(scores, right), "log": logged, "top": scores.topk(2).values}
+        return outputs, output, mse_loss(output, y.view_as(output))
 
 
 class Experts(nn.Module):
@@ -884,49 +820,45 @@ class Experts(nn.Module):
 
 
 SHAPED = {
-    "logits_and_loss": Shaped(Language, lambda out: out[1], tokens),
-    "recurrent": Shaped(partial(Recurrent, True), lambda out: out[2], sequences),
-    "recurrent_sequence_first": Shaped(
-        partial(Recurrent, False), lambda out: out[2], sequences_in_front, dim=1
-    ),
-    "metrics_in_a_dict": Shaped(Measured, lambda out: out["loss"]),
+    "logits_and_loss": Shaped(Language, lambda out: out["loss"], tokens),
+    "recurrent": Shaped(Recurrent, lambda out: out[2], sequences, dim=1),
     "rows_sent_to_experts": Shaped(Experts, lambda out: out),
 }
 
 
 def _register(name: str, shaped: Shaped, **options: Any) -> None:
-    def step(rank: int, world_size: int, seed: int) -> Record:
-        return shaped.train(rank, world_size, seed, **options)
+    def step(seed: int) -> Record:
+        return shaped.train(seed, **options)
 
     step.__name__ = name
-    right(shaped.one)(step)
+    right(shaped.train)(step)
 
 
 for _name, _shaped in SHAPED.items():
-    _register(_name, _shaped, strided=False)
-    _register(f"{_name}_strided", _shaped, micro=2)
+    _register(_name, _shaped)
+    _register(f"{_name}_strided", _shaped, strided=True, micro=2)
 
 
 class TermOfASum(nn.Module):
     """A layer of its own holds a term of a sum, which the layer around it adds up."""
 
-    def __init__(self, world_size: int = 1, rank: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        rank, world_size = rank_and_size()
         torch.manual_seed(0)
-        enter, self.leave = nn.Linear(8, 12), nn.Linear(12, 4, bias=False)
+        enter, leave = nn.Linear(8, 12), nn.Linear(12, 4, bias=False)
         self.enter = nn.Linear(8, 12 // world_size)
+        self.leave = nn.Linear(12 // world_size, 4, bias=False)
         with torch.no_grad():
             self.enter.weight.copy_(shard(enter.weight, world_size, rank))
             self.enter.bias.copy_(shard(enter.bias, world_size, rank))
-            part = shard(self.leave.weight.T.contiguous(), world_size, rank).T.contiguous()
-        self.leave = nn.Linear(12 // world_size, 4, bias=False)
-        self.leave.weight = nn.Parameter(part)
+            self.leave.weight.copy_(shard(leave.weight.T.contiguous(), world_size, rank).T)
         self.reduce = reduce_from_ranks if world_size > 1 else lambda term: term
 
     def forward(self, x: Tensor) -> Tensor:
         return self.reduce(self.leave(torch.tanh(self.enter(x))))
 
 
-@right(partial(one_rank, make=TermOfASum, steps=2))
-def a_term_of_a_sum_in_a_layer(rank: int, world_size: int, seed: int) -> Record:
-    return train(TermOfASum(world_size, rank), seed=seed, steps=2)
+@right(make=TermOfASum, steps=2)
+def a_term_of_a_sum_in_a_layer(seed: int) -> Record:
+    return train(TermOfASum(), data=partial(batch, seed=seed), steps=2)

@@ -10,26 +10,24 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import mse_loss
 
-from course_lib.compare import Record, compare, record, trusted_run
+from course_lib.compare import Difference, Record, compare, record, trusted_run
 from course_lib.ranks import Ranks
 from tests.course_lib.compare.museum import (
     SHAPED,
     Dropped,
     batch,
-    mine,
     mlp,
     one_rank,
+    own_batch,
+    rank_and_size,
     scaled,
     sgd,
+    squared,
     summed,
     synchronized,
     train,
 )
-
-Change = Callable[[nn.Module], None]
-"""What a rank does with its gradients after backward."""
 
 
 @functools.cache
@@ -38,43 +36,31 @@ def simulated(world_size: int) -> Ranks:
 
 
 def first_of(
-    change: Change, world_size: int, dtype: torch.dtype = torch.float32
-) -> tuple[str, str] | None:
-    """Return kind and label of the first difference, if `change` is done with the gradients."""
-
-    def step() -> Record:
-        return train(
-            mlp().to(dtype),
-            dist.get_rank(),
-            world_size,
-            after=change,
-            dtype=dtype,
-        )
-
-    trusted = trusted_run(lambda: one_rank(dtype=dtype))
-    first = compare(trusted, simulated(world_size).run(step)).first
-    return None if first is None else (first.key.kind, first.label)
-
-
-def divided_again(model: nn.Module) -> None:
-    synchronized(model)
-    scaled(model, 1 / dist.get_world_size())
+    step: Callable[[], Record], right: Callable[[], Record] = one_rank, world_size: int = 2
+) -> Difference:
+    """Return the first difference between `step` on the ranks and `right` on one rank."""
+    first = compare(trusted_run(right), simulated(world_size).run(step)).first
+    assert first is not None
+    return first
 
 
 @pytest.mark.parametrize(
-    ("change", "label"), [(summed, "times K"), (lambda _: None, "no all-reduce")]
+    ("after", "label"), [(summed, "times K"), (lambda _: None, "no all-reduce")]
 )
-def test_a_pattern_is_named_in_bfloat16(change: Change, label: str) -> None:
-    assert first_of(change, 3, torch.bfloat16) == ("gradient", label)
+def test_a_pattern_is_named_in_bfloat16(after: Callable[[nn.Module], None], label: str) -> None:
+    one = partial(one_rank, dtype=torch.bfloat16)
+    step = lambda: train(mlp().to(torch.bfloat16), after=after, dtype=torch.bfloat16)
+    first = first_of(step, one, world_size=3)
+    assert (first.key.kind, first.label) == ("gradient", label)
 
 
 def test_what_is_wrong_before_anything_is_sent() -> None:
     def step() -> Record:
-        x, y = mine(dist.get_rank(), 2)
+        x, y = own_batch()
         return train(mlp(), data=lambda _: (x, y.flip(0)), after=synchronized)  # other targets
 
-    first = compare(trusted_run(one_rank), simulated(2).run(step)).first
-    assert first is not None and (first.key.kind, first.label) == ("gradient", "wrong shares")
+    first = first_of(step)
+    assert (first.key.kind, first.label) == ("gradient", "wrong shares")
 
 
 def test_frozen_on_one_rank() -> None:
@@ -87,33 +73,30 @@ def test_frozen_on_one_rank() -> None:
     def step() -> Record:
         model = mlp()
         model[0].weight.requires_grad_(dist.get_rank() == 0)
-        return train(model, dist.get_rank(), 2, after=after)
+        return train(model, after=after)
 
-    first = compare(trusted_run(one_rank), simulated(2).run(step)).first
-    assert first is not None and first.label == "frozen" and 1 in first.ranks
+    first = first_of(step)
+    assert first.label == "frozen" and 1 in first.ranks
 
 
 @pytest.mark.parametrize("name", SHAPED)
 def test_a_model_that_returns_other_things_than_rows(name: str) -> None:
     """The outputs of the ranks are other ones for a good reason; the gradients are the fault."""
-
-    def step() -> Record:
-        return SHAPED[name].train(dist.get_rank(), 2, 0, sync=summed)
-
-    first = compare(trusted_run(SHAPED[name].one), simulated(2).run(step)).first
-    assert first is not None and (first.key.kind, first.label) == ("gradient", "times K")
+    step = lambda: SHAPED[name].train(strided=True, sync=summed)
+    first = first_of(step, SHAPED[name].train)
+    assert (first.key.kind, first.label) == ("gradient", "times K")
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_small_factor_is_not_zero(times: int) -> None:
+@pytest.mark.parametrize(("times", "label"), [(1, "divided by K"), (2, "divided by K²")])
+def test_a_small_factor_is_not_zero(times: int, label: str) -> None:
     """At 12 ranks a mean that is divided by K again is 0.083 of the right one."""
 
-    def change(model: nn.Module) -> None:
-        for _ in range(times):
-            divided_again(model)
+    def after(model: nn.Module) -> None:
+        synchronized(model)
+        scaled(model, 1 / dist.get_world_size() ** times)
 
-    label = ("divided by K", "divided by K²")[times - 1]
-    assert first_of(change, 12) == ("gradient", label)
+    first = first_of(lambda: train(mlp(), after=after), world_size=12)
+    assert (first.key.kind, first.label) == ("gradient", label)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -121,23 +104,21 @@ def test_one_rank_is_left_in_evaluation_mode(world_size: int) -> None:
     def step() -> Record:
         model = Dropped()
         model.train(dist.get_rank() != 0)
-        return train(model, dist.get_rank(), world_size, after=synchronized, steps=2)
+        return train(model, after=synchronized, steps=2)
 
-    trusted = trusted_run(partial(one_rank, make=Dropped, steps=2))
-    first = compare(trusted, simulated(world_size).run(step)).first
-    assert first is not None and (first.label, first.ranks) == ("mode", [0])
+    first = first_of(step, partial(one_rank, make=Dropped, steps=2), world_size)
+    assert (first.label, first.ranks) == ("mode", [0])
 
 
-def _batches(rank: int, world_size: int, windows: list[list[int]]) -> Record:
+def _batches(windows: list[list[int]]) -> Record:
     """Take a step for each window, a list of the numbers of its micro-batches of 4 rows."""
     model = mlp()
     with record(model, optimizer := sgd(model)) as recorded:
         for window in windows:
             optimizer.zero_grad()
             for number in window:
-                x, y = (each.tensor_split(world_size)[rank] for each in batch(number, 4))
-                (mse_loss(model(x), y) / len(window)).backward()
-            if world_size > 1:
+                (squared(model, *own_batch(number, 4)) / len(window)).backward()
+            if dist.is_initialized():
                 synchronized(model)
             optimizer.step()
     return recorded
@@ -155,10 +136,7 @@ def _batches(rank: int, world_size: int, windows: list[list[int]]) -> Record:
 def test_a_forward_too_many(
     right: list[list[int]], wrong: list[list[int]], step: int, world_size: int
 ) -> None:
-    trusted = trusted_run(lambda: _batches(0, 1, right))
-    records = simulated(world_size).run(lambda: _batches(dist.get_rank(), world_size, wrong))
-    first = compare(trusted, records).first
-    assert first is not None
+    first = first_of(partial(_batches, wrong), partial(_batches, right), world_size)
     assert (first.key.step, first.key.kind, first.label) == (step, "input", "too many forwards")
 
 
@@ -166,21 +144,21 @@ def test_a_forward_too_many(
 def test_rows_that_no_rank_should_have_or_lack(rows: int, step: int, label: str) -> None:
     def wrong() -> Record:
         start = rows * dist.get_rank()
-        own = [each[start : start + rows] for each in batch(step)]
-        return train(mlp(), data=lambda _: own, after=synchronized)
+        data = [tensor[start : start + rows] for tensor in batch(step)]
+        return train(mlp(), data=lambda _: data, after=synchronized)
 
-    first = compare(trusted_run(one_rank), simulated(2).run(wrong)).first
-    assert first is not None and (first.key.kind, first.label) == ("input", label), first.says
+    first = first_of(wrong)
+    assert (first.key.kind, first.label) == ("input", label), first.says
 
 
 @pytest.mark.parametrize("strided", [False, True])
 def test_equal_rows_are_not_taken_twice(strided: bool) -> None:
-    def step(rank: int, world_size: int) -> Record:
-        rows = [torch.cat([each[:6], each[:6]]) for each in batch()]
-        if world_size == 1:
-            return train(mlp(), data=lambda _: rows)
-        own = slice(rank, None, world_size) if strided else slice(rank * 6, rank * 6 + 6)
-        return train(mlp(), data=lambda _: [each[own] for each in rows], after=synchronized)
+    def step() -> Record:
+        rank, world_size = rank_and_size()
+        size = 12 // world_size
+        rows = slice(rank, None, world_size) if strided else slice(rank * size, (rank + 1) * size)
+        data = [torch.cat([tensor[:6], tensor[:6]])[rows] for tensor in batch()]
+        after = synchronized if world_size > 1 else lambda _: None
+        return train(mlp(), data=lambda _: data, after=after)
 
-    records = simulated(2).run(lambda: step(dist.get_rank(), 2))
-    assert compare(trusted_run(lambda: step(0, 1)), records).first is None
+    assert compare(trusted_run(step), simulated(2).run(step)).first is None

@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import functools
+from functools import partial
 from typing import Literal
 
 import pytest
-import torch.distributed as dist
 
 from course_lib.compare import Record, Report, compare, trusted_run
 from course_lib.ranks import Ranks
@@ -30,25 +30,14 @@ def ranks_of(world_size: int, on: Kind) -> Ranks:
 
 
 @functools.cache
-def trusted_of(name: str, seed: int = 0) -> Record:
-    for bug in BUGS:
-        if bug.name == name:
-            return trusted_run(bug.right)
-    right = next(each for each in RIGHT if each.step.__name__ == name)
-    return trusted_run(lambda: right.right(seed), dtype=right.dtype)
+def trusted_of(name: str) -> Record:
+    (bug,) = [bug for bug in BUGS if bug.name == name]
+    return trusted_run(bug.right)
 
 
 def of_the_bug(bug: Bug, world_size: int, on: Kind) -> Report:
-    step = bug.step
-    records = ranks_of(world_size, on).run(lambda: step(dist.get_rank(), dist.get_world_size()))
+    records = ranks_of(world_size, on).run(bug.step)
     return compare(trusted_of(bug.name), records, bug.shards)
-
-
-def of_the_right_one(right: Right, world_size: int, on: Kind, seed: int) -> Report:
-    step = right.step
-    run = ranks_of(world_size, on).run
-    records = run(lambda: step(dist.get_rank(), dist.get_world_size(), seed))
-    return compare(trusted_of(step.__name__, seed), records, right.shards)
 
 
 def is_named(bug: Bug, report: Report) -> bool:
@@ -63,8 +52,8 @@ CASES = [
     for on in ("simulated", "cpu")
 ]
 PROGRAMS = [
-    pytest.param(each, world_size, id=f"{each.step.__name__}-{world_size}")
-    for each in RIGHT
+    pytest.param(program, world_size, id=f"{program.step.__name__}-{world_size}")
+    for program in RIGHT
     for world_size in (1, 2, 3, 4)
 ]
 
@@ -75,12 +64,13 @@ def test_a_silent_bug_is_found_and_named(bug: Bug, world_size: int, on: Kind) ->
     assert is_named(bug, report), report
 
 
-@pytest.mark.parametrize(("right", "world_size"), PROGRAMS)
-def test_a_right_program_raises_no_alarm(right: Right, world_size: int) -> None:
-    on: Kind = "simulated" if "simulated" in right.on else "cpu"
-    report = of_the_right_one(right, world_size, on, seed=world_size)
+@pytest.mark.parametrize(("program", "world_size"), PROGRAMS)
+def test_a_right_program_raises_no_alarm(program: Right, world_size: int) -> None:
+    seed = world_size
+    trusted = trusted_run(partial(program.right, seed=seed), dtype=program.rounded_to)
+    report = compare(trusted, ranks_of(world_size, program.on).run(program.step, seed))
     assert report.first is None, report
-    assert all(each.startswith("the output of") for each in report.left_out), report
+    assert all(name.startswith("the output of") for name in report.left_out), report
     assert report.compared > 10
 
 
@@ -104,7 +94,7 @@ def page() -> str:
         assert first is not None, bug.name
         place = "/".join(bug.source.split("/")[3:5]) + " #" + bug.source.rsplit("/", 1)[1]
         lines.append(
-            f"| {number} | {bug.what} | [{place}]({bug.source}) | {first.key.kind} "
+            f"| {number} | {bug.sentence} | [{place}]({bug.source}) | {first.key.kind} "
             f"`{first.key.name}` | `{first.label}`: {first.says} |"
         )
     return "\n".join(lines) + "\n"
@@ -112,8 +102,8 @@ def page() -> str:
 
 def test_the_page_lists_all_bugs() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    missing = [bug.name for bug in BUGS if bug.what not in text or bug.source not in text]
-    assert not missing, "write it anew: python -m tests.course_lib.compare.test_museum"
+    absent = [bug.name for bug in BUGS if bug.sentence not in text or bug.source not in text]
+    assert not absent, "write it anew: python -m tests.course_lib.compare.test_museum"
 
 
 if __name__ == "__main__":

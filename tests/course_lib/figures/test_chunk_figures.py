@@ -34,10 +34,10 @@ WATCHED = {
 }
 
 
-def moments_of(name: str, k: int, within: float = 0.0) -> tuple[list[Moment], Ranks]:
+def moments_of(name: str, k: int) -> tuple[list[Moment], Ranks]:
     ranks = Ranks(k, on="simulated", network=NET)
     pieces = 2 ** (k.bit_length() - 1) if name == "halving-doubling" else None
-    return chunk_moments(ranks, WATCHED[name], 240_000, pieces, within=within), ranks
+    return chunk_moments(ranks, WATCHED[name], 240_000, pieces), ranks
 
 
 def parts(name: str, k: int) -> set[str]:

@@ -34,17 +34,17 @@ def in_words(K: int, step: int) -> str:
 
 
 def shown(**options: Any) -> Explored:
-    given: dict[str, Any] = {"K": SIZES, "step": STEPS, "alt": "Bars grow."} | options
-    return explore(bars, in_words, **given)
+    arguments: dict[str, Any] = {"K": SIZES, "step": STEPS, "alt": "Bars grow."} | options
+    return explore(bars, in_words, **arguments)
 
 
-def page_of(made: Explored) -> str:
-    return made._repr_mimebundle_()["text/html"]
+def page_of(explored: Explored) -> str:
+    return explored._repr_mimebundle_()["text/html"]
 
 
 def data_in(page: str) -> dict[str, Any]:
-    (found,) = re.findall(r"^const data = (\{.*\});$", page, re.MULTILINE)
-    return json.loads(found)
+    (text,) = re.findall(r"^const data = (\{.*\});$", page, re.MULTILINE)
+    return json.loads(text)
 
 
 def drawings_in(data: dict[str, Any]) -> list[str]:
@@ -53,33 +53,33 @@ def drawings_in(data: dict[str, Any]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def made() -> Explored:
+def explored() -> Explored:
     return shown(first={"step": 2}, alt="So & <so>.")
 
 
-def test_every_combination_has_its_drawing_and_its_words(made: Explored) -> None:
-    data = data_in(page_of(made))
+def test_every_combination_has_its_drawing_and_its_words(explored: Explored) -> None:
+    data = data_in(page_of(explored))
     hatches, *drawings = drawings_in(data)
     assert not hatches
     for place, (size, step) in enumerate(itertools.product(SIZES, STEPS)):
         svg = ElementTree.fromstring(drawings[place])
-        texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
+        texts = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
         assert f"{size} ranks, step {step}" in texts
-        tips = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}title")]
+        tips = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}title")]
         assert tips == [f"rank {rank} <& step {step}>" for rank in range(size)]
         assert data["words"][place] == in_words(size, step)
     assert data["at"] == [0, 2] and len(drawings) == len(data["words"]) == 12
-    boxes = {re.search(r'viewBox="[^"]+"', each)[0] for each in drawings}  # type: ignore[index]
+    boxes = {re.search(r'viewBox="[^"]+"', drawing)[0] for drawing in drawings}  # type: ignore[index]
     assert len(boxes) == 1, "the drawings would jump"
     assert not plt.get_fignums()
 
 
-def test_the_element_fetches_nothing_and_says_what_it_shows(made: Explored) -> None:
-    page = page_of(made)
-    assert repr(made) == made._repr_mimebundle_()["text/plain"] == "So & <so>."
+def test_the_element_fetches_nothing_and_says_what_it_shows(explored: Explored) -> None:
+    page = page_of(explored)
+    assert repr(explored) == explored._repr_mimebundle_()["text/plain"] == "So & <so>."
     assert 'alt="So &amp; &lt;so&gt;."' in page and f"<td>{in_words(5, 3)}</td>" in page
     assert not re.findall(r"(?:src|href)=[\"'](?!data:)|https?://\w", page)
-    assert made._repr_mimebundle_()["image/png"] in page
+    assert explored._repr_mimebundle_()["image/png"] in page
 
 
 @pytest.mark.parametrize(

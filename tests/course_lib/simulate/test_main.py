@@ -16,7 +16,7 @@ def test_a_step_like_a_published_run(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    ("command", "message"),
     [
         (["step"], "give --layers --width --heads --vocabulary, or --like"),
         (["step", "--like", "nothing"], "no published run begins with 'nothing'"),
@@ -27,7 +27,7 @@ def test_a_step_like_a_published_run(capsys: pytest.CaptureFixture[str]) -> None
     ids=lambda case: "-".join(case[-1:]) if isinstance(case, list) else "",
 )
 def test_bad_input_gets_one_line(
-    command: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    command: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command) == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err

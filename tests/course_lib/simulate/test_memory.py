@@ -36,5 +36,5 @@ def test_the_last_stage_has_the_logits_and_the_first_most_activations() -> None:
     assert activations() == pytest.approx(8 * layer + logits)
     assert activations(pipeline=4) == pytest.approx(4 * 2 * layer)  # four micro-batches
     wide = replace(MODEL, vocabulary=10**6)
-    many = LOGIT_BYTES * MODEL.sequence * 10**6
-    assert activations(wide, pipeline=4) == pytest.approx(2 * layer + many)
+    wide_logits = LOGIT_BYTES * MODEL.sequence * 10**6
+    assert activations(wide, pipeline=4) == pytest.approx(2 * layer + wide_logits)

@@ -13,9 +13,9 @@ SELENE = CLUSTERS["selene"]
 
 
 def test_the_first_is_the_fastest_that_fits() -> None:
-    found = search(MODEL, SELENE, ranks=16, batch=32, most=5)
-    assert len(found) == 5
-    times = [each.estimate.seconds for each in found]
+    layouts = search(MODEL, SELENE, ranks=16, batch=32, count=5)
+    assert len(layouts) == 5
+    times = [layout.estimate.seconds for layout in layouts]
     assert times == sorted(times)
     fitting = [
         result.seconds
@@ -30,8 +30,8 @@ def test_the_layouts_of_llama_3_are_among_the_ten_best(name: str) -> None:
     """Meta's own: 126 layers on 16 ranks of 8 chunks, ZeRO-2, nothing computed again."""
     run = next(run for run in load() if run.name == name)
     cluster = CLUSTERS[run.cluster]
-    found = search(run.model, cluster, run.layout.ranks, run.layout.batch, like=run.layout)
-    assert run.layout in [each.layout for each in found]
+    layouts = search(run.model, cluster, run.layout.ranks, run.layout.batch, like=run.layout)
+    assert run.layout in [finding.layout for finding in layouts]
 
 
 def test_a_model_that_fits_nowhere_says_what_it_would_take() -> None:

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.cost_model import Link, ring_all_reduce_time
-from course_lib.pipeline_parallel import peak_activations, simulate
+from course_lib.pipeline_parallel import (
+    interleaved,
+    one_forward_one_backward,
+    peak_activations,
+    simulate,
+)
 from course_lib.ranks import Device
 from course_lib.simulate import Cluster, Layout, Reached, Transformer, estimate
 from course_lib.simulate.memory import activations_at_once
@@ -32,15 +37,15 @@ def test_no_dimension_is_operations_over_rate() -> None:
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_one_dimension_of_replicas_in_a_node_is_a_ring(k: int) -> None:
     """The N-dimensional simulator's formula: 2 (K-1) (a + b D / K)."""
-    own = seconds(batch=2)
+    one_replica = seconds(batch=2)
     ring = 2 * (k - 1) * (1e-6 + 2 * MODEL.parameters / k / 100e9)
-    assert seconds(batch=2 * k, data=k, overlap=False) == pytest.approx(own + ring)
+    assert seconds(batch=2 * k, data=k, overlap=False) == pytest.approx(one_replica + ring)
 
 
 @pytest.mark.parametrize("zero", [1, 2])
 def test_sharded_state_sends_as_much_as_replicas(zero: int) -> None:
-    both = [seconds(batch=4, data=4, zero=each, overlap=False) for each in (0, zero)]
-    assert both[0] == pytest.approx(both[1])
+    times = [seconds(batch=4, data=4, zero=stage, overlap=False) for stage in (0, zero)]
+    assert times[0] == pytest.approx(times[1])
 
 
 def test_replicas_in_two_nodes_are_two_levels() -> None:
@@ -51,16 +56,16 @@ def test_replicas_in_two_nodes_are_two_levels() -> None:
 
 @pytest.mark.parametrize("t", [2, 4])
 def test_tensor_parallelism_is_four_all_reduces_per_layer(t: int) -> None:
-    one = ring_all_reduce_time(2 * S * H, t, INSIDE)
-    expected = MODEL.model_flops(5) / 1e12 / t + 5 * 4 * 4 * one
+    all_reduce = ring_all_reduce_time(2 * S * H, t, INSIDE)
+    expected = MODEL.model_flops(5) / 1e12 / t + 5 * 4 * 4 * all_reduce
     assert seconds(batch=5, tensor=t) == pytest.approx(expected)
 
 
 def test_a_pipeline_of_replicas_of_parts_is_all_three() -> None:
     layout = Layout(data=2, tensor=2, pipeline=2, batch=8, overlap=False)
     result = estimate(MODEL, CLUSTER, layout)
-    own = (2 * MODEL.layer_parameters + MODEL.embedding_parameters) / 2
-    assert result.causes.data == pytest.approx(ring_all_reduce_time(2 * own, 2, INSIDE))
+    parameters = (2 * MODEL.layer_parameters + MODEL.embedding_parameters) / 2
+    assert result.causes.data == pytest.approx(ring_all_reduce_time(2 * parameters, 2, INSIDE))
     assert layout.ranks == 8
 
 
@@ -73,25 +78,23 @@ def test_overlap_hides_what_backward_has_room_for() -> None:
 @given(
     p=st.integers(1, 6),
     turns=st.integers(1, 4),
-    chunks=st.integers(2, 3),
-    schedule=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+    chunks=st.integers(1, 3),
     forward=st.floats(0.5, 2),
     message=st.sampled_from([0.0, 1e-3]),
 )
 def test_idle_time_is_what_the_schedules_clock_says(
-    p: int, turns: int, chunks: int, schedule: str, forward: float, message: float
+    p: int, turns: int, chunks: int, forward: float, message: float
 ) -> None:
-    layout = Layout(
-        pipeline=p, batch=p * turns, schedule=schedule,  # type: ignore[arg-type]
-        chunks=chunks if schedule == "interleaved" else 1,
-    )  # fmt: skip
+    layout = Layout(pipeline=p, batch=p * turns, chunks=chunks)
+    schedule = one_forward_one_backward(p, p * turns)
+    if chunks > 1:
+        schedule = interleaved(p, p * turns, chunks)
     rank = Both(forward, 2 * forward)
-    run = simulate(layout.steps(), *rank, message=message)
+    run = simulate(schedule, *rank, message=message)
     idle = run.makespan - layout.micro_batches * rank.total
-    found = pipeline_idle(layout, rank, message)
-    assert found == pytest.approx(idle, rel=1e-9, abs=(2 * p + 2) * message * 1.5 + 1e-9)
+    formula = pipeline_idle(layout, rank, message)
+    assert formula == pytest.approx(idle, rel=1e-9, abs=(2 * p + 2) * message * 1.5 + 1e-9)
     if message == 0:
-        assert found == pytest.approx(idle, rel=1e-9, abs=1e-9)
-    held = max(peak_activations(layout.steps()))
-    assert activations_at_once(layout) >= held
-    assert activations_at_once(layout) <= held + 1
+        assert formula == pytest.approx(idle, rel=1e-9, abs=1e-9)
+    held = max(peak_activations(schedule))
+    assert held <= activations_at_once(layout) <= held + 1

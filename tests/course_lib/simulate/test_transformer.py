@@ -31,8 +31,8 @@ class Layer(nn.Module):
         q = q.unflatten(-1, (heads, -1)).transpose(1, 2)
         groups = heads // (self.shape.kv_heads or heads)
         k, v = (
-            each.unflatten(-1, (heads // groups, -1)).transpose(1, 2).repeat_interleave(groups, 1)
-            for each in (k, v)
+            matrix.unflatten(-1, (heads // groups, -1)).transpose(1, 2).repeat_interleave(groups, 1)
+            for matrix in (k, v)
         )
         scores = (q @ k.transpose(-1, -2)).softmax(-1)
         x = self.out((scores @ v).transpose(1, 2).flatten(-2))

@@ -33,15 +33,15 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     config = replace(TEXT, width=32, dropout=0.2, steps=9, ddp=ddp)
     ranks = ranks_of(on, world_size)
     uninterrupted = same_everywhere(ranks.run(train, config))
-    kept = replace(config, checkpoint=str(tmp_path / "runs" / "text"), checkpoint_every=2)
-    ranks.run(train, replace(kept, steps=5))
-    resumed = same_everywhere(ranks.run(train, kept))
+    saving = replace(config, checkpoint=str(tmp_path / "runs" / "text"), checkpoint_every=2)
+    ranks.run(train, replace(saving, steps=5))
+    resumed = same_everywhere(ranks.run(train, saving))
     assert (uninterrupted.resumed_at, resumed.resumed_at) == (0, 5)
     assert resumed.digest() == uninterrupted.digest()
     assert resumed.losses == uninterrupted.losses
     assert resumed.test_loss == uninterrupted.test_loss
 
-    again = same_everywhere(ranks.run(train, kept))  # nothing is left to be done
+    again = same_everywhere(ranks.run(train, saving))  # nothing is left to be done
     assert again.resumed_at == 9
     assert again.losses == uninterrupted.losses
 
@@ -91,9 +91,9 @@ def test_if_no_checkpoint_can_be_read_all_ranks_refuse_and_none_is_lost(
     assert first == second
     assert f"none of the 2 checkpoints in {tmp_path} can be read" in first
     assert set(tmp_path.iterdir()) == files
-    said = capsys.readouterr().out
-    assert all(f"{path} cannot be used (" in said for path in files)
-    assert "weights_only" not in said  # PyTorch's advice to switch it off
+    output = capsys.readouterr().out
+    assert all(f"{path} cannot be used (" in output for path in files)
+    assert "weights_only" not in output  # PyTorch's advice to switch it off
 
 
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
@@ -106,16 +106,16 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"lr": 0.5}, r"--lr 0\.001, but this run has 0\.5"),
         ({"batch_size": 48}, "--batch-size 24, but this run has 48"),
     ],
 )
-def test_a_checkpoint_of_another_configuration_is_refused(ranks_of, tmp_path, change, words):
+def test_a_checkpoint_of_another_configuration_is_refused(ranks_of, tmp_path, change, message):
     config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
     ranks = ranks_of("simulated", 2)
     ranks.run(train, config)
-    with pytest.raises(RankError, match=words) as error:
+    with pytest.raises(RankError, match=message) as error:
         ranks.run(train, replace(config, **change))
     assert "choose another folder with --checkpoint" in str(error.value)

@@ -23,7 +23,7 @@ def test_an_option_that_makes_no_sense_is_named(option, value):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"batch_size": 50}, r"2 ranks × accumulate=2 .* multiple of 4\. Use --batch-size 48 or 5"),
         ({"batch_size": 2}, r"multiple of 4\. Use --batch-size 4\."),
@@ -33,9 +33,9 @@ def test_an_option_that_makes_no_sense_is_named(option, value):
         ({"lr": 1e30, "steps": 9}, "the loss is (nan|inf) at step .* smaller --lr than 1e"),
     ],
 )
-def test_a_run_that_cannot_be_is_refused_with_advice(ranks_of, change, words):
+def test_a_run_that_cannot_be_is_refused_with_advice(ranks_of, change, message):
     config = replace(DIGITS, accumulate=2, **change)
-    with pytest.raises(RankError, match=words):
+    with pytest.raises(RankError, match=message):
         ranks_of("simulated", 2).run(train, config)
 
 

@@ -84,10 +84,10 @@ def test_a_killed_rank_leads_to_a_restart_and_the_loss_of_an_uninterrupted_run(r
 
     config = TrainConfig(**vars_of(SMALL), steps=12, log_every=0)
     expected = same_everywhere(ranks_of("cpu", 2).run(train, config))
-    kept = torch.load(tmp_path / "kept" / "step-00000012.pt", weights_only=True)
-    assert kept["losses"].tolist() == expected.losses
+    checkpoint = torch.load(tmp_path / "kept" / "step-00000012.pt", weights_only=True)
+    assert checkpoint["losses"].tolist() == expected.losses
     for name, weight in expected.weights.items():
-        assert torch.equal(kept["model"][name], weight), name
+        assert torch.equal(checkpoint["model"][name], weight), name
     assert f"test loss {expected.test_loss:.4f}" in output
 
 
@@ -120,12 +120,14 @@ def test_it_runs_without_torchrun_as_one_rank(tmp_path):
     assert "step 3/3" in output
 
 
-@pytest.mark.parametrize(("rank", "words"), [("0", "--lr is -1.0: it must be above 0"), ("1", "")])
-def test_a_wrong_option_is_reported_by_one_rank(capsys, monkeypatch, rank, words):
+@pytest.mark.parametrize(
+    ("rank", "message"), [("0", "--lr is -1.0: it must be above 0"), ("1", "")]
+)
+def test_a_wrong_option_is_reported_by_one_rank(capsys, monkeypatch, rank, message):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setattr("sys.argv", ["train", "--lr", "-1"])
     assert command_line.main() == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["train", "--no-such-option"])
     assert command_line.main() == 2
     assert ("no-such-option" in capsys.readouterr().err) == (rank == "0")

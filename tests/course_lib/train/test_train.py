@@ -45,8 +45,8 @@ def test_four_micro_batches_are_one_big_batch_and_average_once(ranks_of, ddp):
 def test_ours_and_pytorch_s_ddp_have_the_same_losses(ranks_of, world_size):
     ranks = ranks_of("simulated", world_size)
     ours = same_everywhere(ranks.run(train, TEXT))
-    theirs = same_everywhere(ranks.run(train, replace(TEXT, ddp="torch")))
+    torch_ddp = same_everywhere(ranks.run(train, replace(TEXT, ddp="torch")))
     if world_size != 3:  # dividing by 2 or 4 rounds nothing, before the sum or after it
-        assert ours.digest() == theirs.digest()
-        assert ours.losses == theirs.losses
-    assert_same_training(ours, theirs, rtol=1e-4, atol=1e-5)
+        assert ours.digest() == torch_ddp.digest()
+        assert ours.losses == torch_ddp.losses
+    assert_same_training(ours, torch_ddp, rtol=1e-4, atol=1e-5)

@@ -12,9 +12,9 @@ def test_the_command_prints_and_draws_the_map(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = ("--latencies", "1e-3", "--bandwidths", "1e7", "1e6")
-    few = ("--algorithms", "flat", "bucketed", "--seeds", "2")
+    options = ("--algorithms", "flat", "bucketed", "--seeds", "2")
     figure = tmp_path / "map.png"
-    assert main([*network, *few, "--figure", str(figure)]) == 0
+    assert main([*network, *options, "--figure", str(figure)]) == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
     out, err = capsys.readouterr()
     assert "| 1 ms, 1 MB/s | " in out and "| 1 ms, 10 MB/s | " in out
@@ -23,7 +23,7 @@ def test_the_command_prints_and_draws_the_map(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--bandwidths", "0"], "bandwidths above 0"),
         (["--seeds", "-1"], "at least 1"),
@@ -31,7 +31,7 @@ def test_the_command_prints_and_draws_the_map(
     ],
 )
 def test_what_cannot_be_is_refused(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -25,12 +25,12 @@ SMALL = Problem(workers=3, rows=4)
 GENTLE = Setting("SGD", 0.1)
 SLOW, FAST = (5e-3, 1e5), (20e-6, 10e6)
 OTHERS = [("flat", FAST), ("1-bit", SLOW), ("decentralized", FAST)]
-IN_STEP = [name for name, each in ALGORITHMS.items() if each.prepare is not None]
+IN_STEP = [name for name, algorithm in ALGORITHMS.items() if algorithm.prepare is not None]
 
 
 def end_of(problem: Problem, name: str, steps: int, network: Network) -> float:
     """Execute all steps, with each all-reduce that the algorithm may take; the fastest counts."""
-    networks = [replace(network, all_reduce=each) for each in ALGORITHMS[name].all_reduce]
+    networks = [replace(network, all_reduce=way) for way in ALGORITHMS[name].all_reduce]
     return min(run_steps(problem, name, setting_of(name), 7, steps, n)[0][-1] for n in networks)
 
 
@@ -38,7 +38,7 @@ def end_of(problem: Problem, name: str, steps: int, network: Network) -> float:
     ("name", "place"),
     [
         *(("flat", SLOW), ("decentralized", SLOW)),
-        *(pytest.param(*each, marks=pytest.mark.large) for each in [("1-bit", FAST), *OTHERS]),
+        *(pytest.param(*case, marks=pytest.mark.large) for case in [("1-bit", FAST), *OTHERS]),
     ],
 )
 def test_a_whole_training_takes_what_a_few_steps_foretell(
@@ -63,8 +63,8 @@ def test_weights_do_not_depend_on_the_network(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in IN_STEP if ALGORITHMS[n].same_as])
 def test_what_trains_the_same_has_the_same_weights(name: str) -> None:
     _, looks = run_steps(SMALL, name, GENTLE, 3, 5, None)
-    _, others = run_steps(SMALL, ALGORITHMS[name].same_as or "", GENTLE, 3, 5, None)
-    for a, b in zip(looks[-1], others[-1], strict=True):
+    _, expected = run_steps(SMALL, ALGORITHMS[name].same_as or "", GENTLE, 3, 5, None)
+    for a, b in zip(looks[-1], expected[-1], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
@@ -84,5 +84,5 @@ def test_with_a_server_lumps_take_what_operators_take(place: tuple[float, float]
     lumped, a = run_server(SMALL, "asynchronous", GENTLE, 0, 9, network, lumps)
     counted, b = run_server(SMALL, "asynchronous", GENTLE, 0, 9, network, Lumps(0, 0), counted=True)
     assert lumped[-1] == pytest.approx(counted[-1], rel=0.02)
-    for mine, theirs in zip(a[-1], b[-1], strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for lumped_weight, counted_weight in zip(a[-1], b[-1], strict=True):
+        torch.testing.assert_close(lumped_weight, counted_weight)

@@ -31,15 +31,15 @@ def rows() -> list[list[str]]:
 def test_the_map_has_the_times_of_today(name: str) -> None:
     """Only the steps to the target, which take a training for each seed, are those of the page."""
     map_of = next(dict(zip(rows()[0], row, strict=True)) for row in rows() if row[0] == ROW)
-    said = float(map_of[name].split()[0])
+    on_the_page = float(map_of[name].split()[0])
     steps = next(float(row[2].split()[0]) for row in rows() if row[0] == name)
     pace = time_steps(Problem(), name, network_of(LATENCY, BANDWIDTH))
     # The page gives the mean over seeds that take different numbers of steps, with three digits.
     before, after = pace.after(math.floor(steps)), pace.after(math.floor(steps) + 1)
-    found = before + (steps % 1) * (after - before)
+    seconds = before + (steps % 1) * (after - before)
     end = last_average(Problem(), (LATENCY, BANDWIDTH)) if ALGORITHMS[name].differ else 0.0
     # Seconds rise with each meeting: one of the five seeds may need one more than the mean does.
     off = end / 5 if ALGORITHMS[name].period > 1 else 0.0
-    found += end
-    why = "python -m course_lib.who_wins makes the page"
-    assert said == pytest.approx(found, abs=0.02 * found + off), why
+    seconds += end
+    advice = "python -m course_lib.who_wins makes the page"
+    assert on_the_page == pytest.approx(seconds, abs=0.02 * seconds + off), advice

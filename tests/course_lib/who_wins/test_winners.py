@@ -9,7 +9,7 @@ from course_lib.who_wins.winners import Cell, interval
 
 def cell(latency: float, bandwidth: float, **seconds: list[float]) -> Cell:
     by_name = {name.replace("_", "-"): values for name, values in seconds.items()}
-    by_name = {{"one-bit": "1-bit"}.get(name, name): each for name, each in by_name.items()}
+    by_name = {{"one-bit": "1-bit"}.get(name, name): values for name, values in by_name.items()}
     return Cell((latency, bandwidth), by_name, dict.fromkeys(by_name, True))
 
 
@@ -30,10 +30,10 @@ def test_the_winner_has_the_least_mean_and_pairs_say_whether_it_is_clear() -> No
 
 
 def test_the_same_updates_over_a_ring_are_no_rival() -> None:
-    made = cell(1, 1, flat=[1.0, 2.0], decentralized=[2.0, 4.0])
-    made.seconds["flat, ring"] = [1.0, 2.1]
-    assert made.order()[:2] == ["flat", "flat, ring"]
-    assert made.is_clear() and made.lead() == 2.0
+    over_a_ring = cell(1, 1, flat=[1.0, 2.0], decentralized=[2.0, 4.0])
+    over_a_ring.seconds["flat, ring"] = [1.0, 2.1]
+    assert over_a_ring.order()[:2] == ["flat", "flat, ring"]
+    assert over_a_ring.is_clear() and over_a_ring.lead() == 2.0
 
 
 def test_who_does_not_reach_the_target_does_not_win() -> None:
