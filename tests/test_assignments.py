@@ -162,10 +162,10 @@ def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folde
         for cell in code_cells(folder)
         if cell.metadata.get("nbgrader", {}).get("grade")
     }
-    asked = {task for task, check in checks.items() if isinstance(check, Defence)}
+    defended = {task for task, check in checks.items() if isinstance(check, Defence)}
     assert graded == set(checks)
-    assert all(hidden_cases(folder, task) for task in set(checks) - asked)
-    for task in set(checks) - asked:
+    assert all(hidden_cases(folder, task) for task in set(checks) - defended)
+    for task in set(checks) - defended:
         assert any(m.task == task and m.reason is None for m in mutants), f"{task}: no right one"
         assert any(m.task == task and m.reason for m in mutants), f"{task}: no wrong one"
 
@@ -183,4 +183,4 @@ def test_no_hidden_case_is_a_public_one(folder: Path) -> None:
         public = [(case.world_size, case.parameters) for case in check.cases]
         for case in hidden_cases(folder, task):
             assert (case.world_size, case.parameters) not in public
-            assert case.name not in [each.name for each in check.cases]
+            assert case.name not in [public_case.name for public_case in check.cases]

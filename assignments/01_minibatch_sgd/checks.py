@@ -42,22 +42,22 @@ ONE_PROCESS = Variety(ranks=(1,), dtypes=("float32", "float64"), groups=False)
 # Task 1: an epoch of batches. Any order may be right, so there is a judge. ------------------------
 
 
-def run_batches(minibatches: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_batches(minibatches: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``minibatches(n, batch_size, generator, drop_last=…)`` for one epoch after the other."""
 
     def epochs(count: int, **options: bool) -> list[list[Any]]:
-        generator = torch.Generator().manual_seed(own["seed"])
-        arguments = own["n"], own["batch_size"], generator
+        generator = torch.Generator().manual_seed(inputs["seed"])
+        arguments = inputs["n"], inputs["batch_size"], generator
         return [_listed(minibatches(*arguments, **options)) for _ in range(count)]
 
-    options = {"drop_last": own["drop_last"]}
+    options = {"drop_last": inputs["drop_last"]}
     with refusing(*LIBRARY):
         return {
             # These calls do not pass drop_last=False, so that a changed default shows.
-            FIRST: epochs(EPOCHS, **(options if own["drop_last"] else {})),
+            FIRST: epochs(EPOCHS, **(options if inputs["drop_last"] else {})),
             AGAIN: epochs(1, **options),
-            OTHER: epochs(1, drop_last=not own["drop_last"]),
-            MANY: [in_words(epoch) for epoch in epochs(own["epochs"], **options)],
+            OTHER: epochs(1, drop_last=not inputs["drop_last"]),
+            MANY: [in_words(epoch) for epoch in epochs(inputs["epochs"], **options)],
         }
 
 
@@ -76,11 +76,11 @@ def draw_batches(d: Draw) -> list[Any]:
         n, size = d.one_of((1, 2), (3, 5), (9, 20), (5, 8))
     else:
         size = d.one_of(3, 4, 5)
-        rest = d.maybe("a shorter last batch", d.one_of(*range(1, size)), 0, one_in=2)
-        n = size * d.one_of(3, 4) + rest
+        leftover = d.maybe("a shorter last batch", d.one_of(*range(1, size)), 0, one_in=2)
+        n = size * d.one_of(3, 4) + leftover
     d.say(f"{n} rows in batches of {size}")
-    own = {"n": n, "batch_size": size, "drop_last": drop_last}
-    return [{**own, "seed": int(d.whole(2**31)), "epochs": epochs_to_count(own)}]
+    inputs = {"n": n, "batch_size": size, "drop_last": drop_last}
+    return [{**inputs, "seed": int(d.whole(2**31)), "epochs": epochs_to_count(inputs)}]
 
 
 # Task 2: the step ---------------------------------------------------------------------------------
@@ -88,22 +88,22 @@ def draw_batches(d: Draw) -> list[Any]:
 AFTER = "after step {}, parameter {}"
 
 
-def run_steps(sgd_step: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_steps(sgd_step: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``sgd_step(params, lr)`` with two sets of gradients; return what the memory holds."""
-    params, doubles = [], own["doubles"]
-    for i, (weight, gradient) in enumerate(zip(own["weights"], own[".grad"][0], strict=True)):
+    params, doubles = [], inputs["doubles"]
+    for i, (weight, gradient) in enumerate(zip(inputs["weights"], inputs[".grad"][0], strict=True)):
         weight = weight.double() if i in doubles else weight
         params.append(nn.Parameter(weight, requires_grad=gradient is not None))
     memory = [param.detach() for param in params]  # it keeps the old memory of a parameter
-    given.watch.add_parameters("the parameters", params, values=False)
+    case.watch.add_parameters("the parameters", params, values=False)
     weights, replaced = [], []
     with refusing(*OPTIMIZERS):
-        for gradients, lr in zip(own[".grad"], own["lr"], strict=True):
+        for gradients, lr in zip(inputs[".grad"], inputs["lr"], strict=True):
             # Gradients of the case's dtype are those of the input, which are watched.
             for param, gradient in zip(params, gradients, strict=True):
                 param.grad = None if gradient is None else gradient.to(param.dtype)
             before = [param.grad for param in params]
-            sgd_step(given.iterable(params), lr)
+            sgd_step(case.iterable(params), lr)
             weights.append([tensor.clone() for tensor in memory])
             replaced.append([param.grad is not before[i] for i, param in enumerate(params)])
     return {
@@ -187,12 +187,12 @@ GRADIENTS, LOSSES = "after call {}, gradient of parameter {}", "loss returned by
 AT_A_TIME = "micro-batches in memory at a time (backward() frees one)"
 
 
-def run_accumulate(accumulate_gradients: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_accumulate(accumulate_gradients: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``accumulate_gradients(model, loss_fn, x, y, micro_batch_size)`` twice."""
-    module, loss_fn, x = network_of(own), loss_of(own["loss"]), own["x"][0]
+    module, loss_fn, x = network_of(inputs), loss_of(inputs["loss"]), inputs["x"][0]
     passes: list[list[int]] = []
     graphs: list[Any] = []
-    most = 0
+    peak = 0
 
     # The hooks are on the layers, not on the model, to see code that calls them one by one as well.
     def watch_rows(_: nn.Module, arguments: Any) -> None:
@@ -200,26 +200,26 @@ def run_accumulate(accumulate_gradients: Callable[..., Any], own: Any, given: Gi
         passes.append(_row_numbers(arguments[0], x).tolist())
 
     def watch_graph(_: nn.Module, arguments: Any, output: Tensor) -> None:
-        nonlocal most
+        nonlocal peak
         graphs[:] = [graph for graph in graphs if not _is_freed(graph)]
         if output.requires_grad:
             graphs.append(output.grad_fn)
-            most = max(most, len(graphs))
+            peak = max(peak, len(graphs))
 
     module[0].register_forward_pre_hook(watch_rows)
     module[-1].register_forward_hook(watch_graph)
-    model = given.model(module)
+    model = case.model(module)
     losses, gradients = [], []
-    for x, y in zip(own["x"], own["y"], strict=True):
-        loss = accumulate_gradients(model, loss_fn, x, y, own["micro"])
-        losses.append(_rounded_once(loss, loss_fn(network_of(own)(x), y).item()))
+    for x, y in zip(inputs["x"], inputs["y"], strict=True):
+        loss = accumulate_gradients(model, loss_fn, x, y, inputs["micro"])
+        losses.append(_rounded_once(loss, loss_fn(network_of(inputs)(x), y).item()))
         gradients.append([copy_of(param.grad) for param in model.parameters()])
     return {
         "parameter {} after the calls": [param.detach().clone() for param in model.parameters()],
         GRADIENTS: gradients,
         LOSSES: losses,
         "rows of forward pass {}": [torch.tensor(rows, dtype=torch.int64) for rows in passes],
-        AT_A_TIME: most,
+        AT_A_TIME: peak,
     }
 
 
@@ -250,33 +250,35 @@ def draw_accumulate(d: Draw) -> list[Any]:
     """Draw a network, and rows for two calls."""
     loss = d.one_of("cross_entropy", "mse_loss", "smooth_l1_loss", "nll_loss", "multi_margin_loss")
     micro = d.one_of(1, 2, 3, 4)
-    rest = d.one_of(0, *range(micro))
-    if rest:
+    leftover = d.one_of(0, *range(micro))
+    if leftover:
         d.say("a shorter last micro-batch")
-    counts = [micro * d.one_of(1, 2, 3) + rest for _ in range(2)]
+    counts = [micro * d.one_of(1, 2, 3) + leftover for _ in range(2)]
     if d.maybe("more rows fit than there are"):
         micro = max(counts) + d.one_of(0, 1, 5)
     overflow = d.maybe("an inf or a NaN in a row")
-    own = draw_network(d)
-    own["frozen"] = d.maybe("a frozen layer", d.one_of([0, 1], [2, 3], [0], [3]), [])
-    own["before"] = [None if i in own["frozen"] else g for i, g in enumerate(own["before"])]
+    inputs = draw_network(d)
+    frozen = d.maybe("a frozen layer", d.one_of([0, 1], [2, 3], [0], [3]), [])
+    inputs["frozen"] = frozen
+    inputs["before"] = [None if i in frozen else g for i, g in enumerate(inputs["before"])]
     x, y = zip(*(draw_rows(d, count, loss) for count in counts), strict=True)
     x = tuple(map(d.not_finite, x)) if overflow else x
     d.say(f"{counts[0]} and {counts[1]} rows by {micro}, {loss}")
-    return [{**own, "x": list(x), "y": list(y), "loss": loss, "micro": micro}]
+    return [{**inputs, "x": list(x), "y": list(y), "loss": loss, "micro": micro}]
 
 
 def in_equal_parts(inputs: Sequence[Any]) -> Sequence[Any]:
     """Repeat rows until the last micro-batch has as many as the others, so all count the same."""
-    (own,) = inputs
-    full = math.lcm(*(len(part) for x in own["x"] for part in x.split(own["micro"])))
+    (rank_inputs,) = inputs
+    micro = rank_inputs["micro"]
+    full = math.lcm(*(len(part) for x in rank_inputs["x"] for part in x.split(micro)))
 
     def repeated(rows: Tensor) -> Tensor:
-        parts = rows.split(own["micro"])
+        parts = rows.split(micro)
         return torch.cat([part.repeat_interleave(full // len(part), dim=0) for part in parts])
 
-    x, y = (list(map(repeated, own[key])) for key in ("x", "y"))
-    return [{**own, "x": x, "y": y, "micro": full}]
+    x, y = (list(map(repeated, rank_inputs[key])) for key in ("x", "y"))
+    return [{**rank_inputs, "x": x, "y": y, "micro": full}]
 
 
 def added_to_the_old(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
@@ -290,18 +292,15 @@ def added_to_the_old(inputs: Sequence[Any], me: int, expected: Sequence[Any]) ->
 
 def summed(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
     """Return the sum over micro-batches of equal length; None if a last one is shorter."""
-    (own,), values = inputs, expected[0]
-    if any(len(x) % own["micro"] for x in own["x"]):
+    (rank_inputs,), (values,) = inputs, expected
+    if any(len(x) % rank_inputs["micro"] for x in rank_inputs["x"]):
         return None
-    parts = [len(x) // own["micro"] for x in own["x"]]
-    gradients = [
-        [None if gradient is None else k * gradient for gradient in after]
-        for k, after in zip(parts, values[GRADIENTS], strict=True)
-    ]
-    return {
-        GRADIENTS: gradients,
-        LOSSES: [k * loss for k, loss in zip(parts, values[LOSSES], strict=True)],
-    }
+    gradients, losses = [], []
+    for x, mean, loss in zip(rank_inputs["x"], values[GRADIENTS], values[LOSSES], strict=True):
+        parts = len(x) // rank_inputs["micro"]
+        gradients.append([gradient if gradient is None else parts * gradient for gradient in mean])
+        losses.append(parts * loss)
+    return {GRADIENTS: gradients, LOSSES: losses}
 
 
 SUM_MISTAKES = {
@@ -314,22 +313,22 @@ SUM_MISTAKES = {
 RATES = "schedule {}, rate in step"
 
 
-def run_rates(learning_rate: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_rates(learning_rate: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``learning_rate(step, peak, warmup_steps, total_steps)`` for every step."""
 
     def rate(step: int, *schedule: Any) -> float:
         answer = learning_rate(step, *schedule)
         if answer is None or isinstance(answer, str):
-            words = ", ".join(map(str, (step, *schedule)))
-            raise TypeError(f"learning_rate({words}) is {answer!r}, expected a number")
+            arguments = ", ".join(map(str, (step, *schedule)))
+            raise TypeError(f"learning_rate({arguments}) is {answer!r}, expected a number")
         return float(answer)
 
-    rates = [torch.zeros(total, dtype=torch.float64) for *_, total in own["schedules"]]
+    rates = [torch.zeros(total, dtype=torch.float64) for *_, total in inputs["schedules"]]
     # From the last step to the first, in all schedules at once, to find a function that counts
     # calls, or keeps a schedule.
     with refusing(*OPTIMIZERS):
         for step in reversed(range(max(map(len, rates)))):
-            for held, schedule in zip(rates, own["schedules"], strict=True):
+            for held, schedule in zip(rates, inputs["schedules"], strict=True):
                 if step < len(held):
                     held[step] = rate(step, *schedule)
     return {RATES: rates}
@@ -378,8 +377,8 @@ def rates(
 
 
 def of_the_first(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    first, *others = expected[0][RATES]
-    return {RATES: [first] * 2} if others else None
+    first, *later_schedules = expected[0][RATES]
+    return {RATES: [first] * 2} if later_schedules else None
 
 
 RATE_MISTAKES = {
@@ -396,17 +395,16 @@ RATE_MISTAKES = {
 # Task 5: the variance of a batch's gradient. Many numbers may be right, so there is a judge. ------
 
 
-def run_variance(gradient_variance: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_variance(gradient_variance: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call the function twice with the same seed, then often with one generator."""
-    model = given.model(network_of(own))
-    arguments = model, loss_of(own["loss"]), own["x"], own["y"], own["batch_size"], own["batches"]
-    twice = [
-        gradient_variance(*arguments, torch.Generator().manual_seed(own["seed"])) for _ in range(2)
-    ]
-    generator = torch.Generator().manual_seed(own["seed"] + 1)
+    model, loss_fn = case.model(network_of(inputs)), loss_of(inputs["loss"])
+    rows, seed = (inputs["x"], inputs["y"]), inputs["seed"]
+    arguments = model, loss_fn, *rows, inputs["batch_size"], inputs["batches"]
+    twice = [gradient_variance(*arguments, torch.Generator().manual_seed(seed)) for _ in range(2)]
+    generator = torch.Generator().manual_seed(seed + 1)
     return {
         TWICE: twice,
-        MORE: [gradient_variance(*arguments, generator) for _ in range(own["calls"])],
+        MORE: [gradient_variance(*arguments, generator) for _ in range(inputs["calls"])],
         BEFORE: [copy_of(param.grad) for param in model.parameters()],
         WEIGHTS: [param.detach().clone() for param in model.parameters()],
     }
@@ -427,8 +425,8 @@ def draw_variance(d: Draw) -> list[Any]:
     calls = 2 if size == n else max(12, 24 * math.comb(n, size) // (batches if batches > 2 else 1))
     d.say(f"{batches} times {size} of {n} rows, {loss}")
     x, y = draw_rows(d, n, loss)
-    own = {"x": x, "y": y, "loss": loss, "batch_size": size, "batches": batches, "calls": calls}
-    return [{**draw_network(d), **own, "seed": int(d.whole(2**31))}]
+    inputs = {"x": x, "y": y, "loss": loss, "batch_size": size, "batches": batches, "calls": calls}
+    return [{**draw_network(d), **inputs, "seed": int(d.whole(2**31))}]
 
 
 # The checks ---------------------------------------------------------------------------------------

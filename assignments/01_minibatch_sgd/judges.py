@@ -39,22 +39,22 @@ FROM_GENERATOR = (
 )
 
 
-def epochs_to_count(own: Any) -> int:
+def epochs_to_count(inputs: Any) -> int:
     """Return how many epochs show whether all are equally likely; 0 if there are too many."""
-    kinds = _kinds(own)
+    kinds = _kinds(inputs)
     return 4 * ENOUGH * kinds if 1 < kinds <= FEW else 0
 
 
-def _kinds(own: Any) -> int:
+def _kinds(inputs: Any) -> int:
     """Return how many different epochs there are; the order of rows in a batch does not matter."""
-    full, rest = divmod(own["n"], own["batch_size"])
-    return factorial(own["n"]) // factorial(own["batch_size"]) ** full // factorial(rest)
+    full, leftover = divmod(inputs["n"], inputs["batch_size"])
+    return factorial(inputs["n"]) // factorial(inputs["batch_size"]) ** full // factorial(leftover)
 
 
-def _possible(own: Any) -> set[str]:
+def _possible(inputs: Any) -> set[str]:
     """Return what `in_words` gives for every possible epoch."""
-    n, size = own["n"], own["batch_size"]
-    end = n - n % size if own["drop_last"] else n
+    n, size = inputs["n"], inputs["batch_size"]
+    end = n - n % size if inputs["drop_last"] else n
     return {in_words(torch.tensor(order)[:end].split(size)) for order in permutations(range(n))}
 
 
@@ -79,31 +79,33 @@ _EPOCH = ListOf(VECTOR)
 )
 def without_replacement(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge batches: each row once per epoch, with all orders equally likely."""
-    own = inputs[0]
-    call = _call(own)
-    first, *others = values[0][FIRST]
-    _judge_epoch(own, first)
+    rank_inputs = inputs[0]
+    call = _call(rank_inputs)
+    first, *later_epochs = values[0][FIRST]
+    _judge_epoch(rank_inputs, first)
     # Of few epochs, all may be equal by chance.
-    if len(first) > 1 and _kinds(own) > 200 and all(_same(first, other) for other in others):
+    alike = all(_same(first, epoch) for epoch in later_epochs)
+    if len(first) > 1 and _kinds(rank_inputs) > 200 and alike:
         hint = "Shuffle anew in every epoch: the next draw from the generator is a different order."
         raise Wrong(f"{call}: {EPOCHS} epochs in a row have the same batches", hint)
-    for other in others:
-        _judge_epoch(own, other)
+    for epoch in later_epochs:
+        _judge_epoch(rank_inputs, epoch)
     if not _same(first, values[0][AGAIN][0]):
         raise Wrong(f"{call}: the same seed gives other batches the second time", FROM_GENERATOR)
-    _judge_epoch({**own, "drop_last": not own["drop_last"]}, values[0][OTHER][0])
-    if own["epochs"]:
-        _judge_chances(call, values[0][MANY], _possible(own))
+    _judge_epoch({**rank_inputs, "drop_last": not rank_inputs["drop_last"]}, values[0][OTHER][0])
+    if rank_inputs["epochs"]:
+        _judge_chances(call, values[0][MANY], _possible(rank_inputs))
 
 
-def _call(own: Any) -> str:
-    return f"minibatches({own['n']}, {own['batch_size']}, generator, drop_last={own['drop_last']})"
+def _call(inputs: Any) -> str:
+    n, size, drop_last = inputs["n"], inputs["batch_size"], inputs["drop_last"]
+    return f"minibatches({n}, {size}, generator, drop_last={drop_last})"
 
 
-def _judge_epoch(own: Any, batches: Sequence[Tensor]) -> None:
-    call, n, size = _call(own), own["n"], own["batch_size"]
-    rest = [n % size] if n % size and not own["drop_last"] else []
-    sizes, right = [len(batch) for batch in batches], [size] * (n // size) + rest
+def _judge_epoch(inputs: Any, batches: Sequence[Tensor]) -> None:
+    call, n, size = _call(inputs), inputs["n"], inputs["batch_size"]
+    last_sizes = [n % size] if n % size and not inputs["drop_last"] else []
+    sizes, right = [len(batch) for batch in batches], [size] * (n // size) + last_sizes
     if sizes != right:
         hint = "Leave out a batch only if drop_last=True, and only a shorter one at the end."
         if sizes[: n // size] != right[: n // size]:
@@ -120,13 +122,13 @@ def _judge_epoch(own: Any, batches: Sequence[Tensor]) -> None:
         raise Wrong(f"{call}: row {row} comes {rows[row]} times in one epoch", hint)
 
 
-def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
+def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return [batch.tolist() for batch in first] == [batch.tolist() for batch in second]
 
 
-def _judge_chances(call: str, many: Sequence[str], possible: set[str]) -> None:
+def _judge_chances(call: str, epochs: Sequence[str], possible: set[str]) -> None:
     """Raise `Wrong` unless every possible epoch comes equally often."""
-    counts = Counter(many)
+    counts = Counter(epochs)
     if strange := sorted(counts.keys() - possible):
         raise Wrong(f"{call}: a later epoch has the batches {strange[0] or 'of no row numbers'}")
     if equally_likely(counts.values(), len(possible)):
@@ -136,8 +138,8 @@ def _judge_chances(call: str, many: Sequence[str], possible: set[str]) -> None:
         hint = "Every order of the rows must be possible: shuffle the rows, not the batches."
     often, count = counts.most_common(1)[0]
     raise Wrong(
-        f"{call}: the batches {often} come in {count} of {len(many)} epochs, expected about "
-        f"{len(many) / len(possible):.0f}; {len(counts)} of {len(possible)} possible epochs come",
+        f"{call}: the batches {often} come in {count} of {len(epochs)} epochs, expected about "
+        f"{len(epochs) / len(possible):.0f}; {len(counts)} of {len(possible)} possible epochs come",
         hint,
     )
 
@@ -150,9 +152,9 @@ BEFORE, WEIGHTS = ".grad of parameter {} after the calls", "parameter {} after t
 
 def _form(case: Case, inputs: Sequence[Any], rank: int) -> Any:
     """Return the form of an answer: numbers, and the model as it was before."""
-    own = inputs[0]
-    numbers = {TWICE: [NUMBER] * 2, MORE: [NUMBER] * own["calls"]}
-    return {**numbers, BEFORE: own["before"], WEIGHTS: own["weights"]}
+    rank_inputs = inputs[0]
+    numbers = {TWICE: [NUMBER] * 2, MORE: [NUMBER] * rank_inputs["calls"]}
+    return {**numbers, BEFORE: rank_inputs["before"], WEIGHTS: rank_inputs["weights"]}
 
 
 @sees(_form)
@@ -162,10 +164,10 @@ def drawn_anew(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) ->
     In all calls together, every batch must occur, and must also occur together with batches from
     outside its own epoch.
     """
-    own, value = inputs[0], values[0]
-    _judge_model(own, value)
-    size, count = own["batch_size"], own["batches"]
-    rows = _row_gradients(own)
+    rank_inputs, value = inputs[0], values[0]
+    _judge_model(rank_inputs, value)
+    size, count = rank_inputs["batch_size"], rank_inputs["batches"]
+    rows = _row_gradients(rank_inputs)
     full, n = rows.mean(0), len(rows)
     means = {drawn: rows[list(drawn)].mean(0) for drawn in combinations(range(n), size)}
     lengths = {drawn: (mean - full).square().sum().item() for drawn, mean in means.items()}
@@ -175,7 +177,7 @@ def drawn_anew(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) ->
     batches = f"{count} batch{'es' * (count > 1)}"
     call = f"the variance of {batches} of {size} of {n} rows"
     first, again = map(float, value[TWICE])
-    seen: set[tuple[float, ...]] = set()
+    draws: set[tuple[float, ...]] = set()
     for got in (first, *map(float, value[MORE])):
         fitting = [
             drawn
@@ -189,46 +191,46 @@ def drawn_anew(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) ->
                 f"batch, |g_B - ∇F|² can only be one of {possible}",
                 _named_otherwise(got, list(means.values()), count, near),
             )
-        seen.update(fitting)
+        draws.update(fitting)
     if first != again:
         raise Wrong(
             f"{call} is a different number the second time, with the same seed", FROM_GENERATOR
         )
     if len(different) > 1:
-        _judge_draws(call, own, different, seen)
+        _judge_draws(call, rank_inputs, different, draws)
 
 
-def _judge_model(own: Any, value: Any) -> None:
-    for key, right in ((BEFORE, own["before"]), (WEIGHTS, own["weights"])):
+def _judge_model(inputs: Any, value: Any) -> None:
+    for key, right in ((BEFORE, inputs["before"]), (WEIGHTS, inputs["weights"])):
         try:
             expect_equal({key: value[key]}, {key: right}, "rank 0", rtol=0, atol=0)
-        except Wrong as wrong:
+        except Wrong as error:
             hint = (
                 "Measure at the weights that the model has, and take no step. torch.autograd.grad "
                 "does not touch .grad; backward() adds to it."
             )
-            raise Wrong(wrong.message, hint) from None
+            raise Wrong(error.message, hint) from None
 
 
 def _judge_draws(
-    call: str, own: Any, different: Sequence[float], seen: set[tuple[float, ...]]
+    call: str, inputs: Any, different: Sequence[float], draws: set[tuple[float, ...]]
 ) -> None:
     """Raise `Wrong` unless every batch came, and batches in all combinations."""
-    if len(seen) == 1:
+    if len(draws) == 1:
         hint = f"Every call must draw new batches. {FROM_GENERATOR}"
-        raise Wrong(f"{call} is the same number in each of {own['calls']} calls", hint)
-    if own["batches"] > 1:
+        raise Wrong(f"{call} is the same number in each of {inputs['calls']} calls", hint)
+    if inputs["batches"] > 1:
         hint = (
             "Draw each of the num_batches batches anew from all rows: do not use one batch for "
             "all, and do not take the next batch of an epoch."
         )
-        if all(len(set(drawn)) == 1 for drawn in seen):
+        if all(len(set(drawn)) == 1 for drawn in draws):
             raise Wrong(f"{call}: in every call, |g_B - ∇F|² is the same for all batches", hint)
-        if all(len(set(drawn)) == len(drawn) for drawn in seen):
+        if all(len(set(drawn)) == len(drawn) for drawn in draws):
             raise Wrong(f"{call}: in every call, all batches differ in |g_B - ∇F|²", hint)
-    if missing := sorted(set(different) - {length for drawn in seen for length in drawn}):
+    if absent := sorted(set(different) - {length for drawn in draws for length in drawn}):
         hint = "Every combination of rows must be possible as a batch."
-        raise Wrong(f"{call}: in all calls, no batch has |g_B - ∇F|² = {missing[0]:.5g}", hint)
+        raise Wrong(f"{call}: in all calls, no batch has |g_B - ∇F|² = {absent[0]:.5g}", hint)
 
 
 def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: float) -> str:
@@ -247,21 +249,21 @@ def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: floa
     )
 
 
-def _row_gradients(own: Any) -> Tensor:
+def _row_gradients(inputs: Any) -> Tensor:
     """Return the gradient of every single row as a matrix with one line per row, in float64."""
-    model = network_of(own).double()
+    model = network_of(inputs).double()
     params, lines = list(model.parameters()), []
-    for x, y in zip(own["x"].double().split(1), own["y"].split(1), strict=True):
+    for x, y in zip(inputs["x"].double().split(1), inputs["y"].split(1), strict=True):
         y = y.double() if y.is_floating_point() else y
-        gradients = torch.autograd.grad(getattr(F, own["loss"])(model(x), y), params)
+        gradients = torch.autograd.grad(getattr(F, inputs["loss"])(model(x), y), params)
         lines.append(torch.cat([gradient.flatten() for gradient in gradients]))
     return torch.stack(lines)
 
 
-def network_of(own: Any) -> nn.Sequential:
+def network_of(inputs: Any) -> nn.Sequential:
     """Return a network that holds these weights, in their memory, and copies of these gradients."""
-    params = [nn.Parameter(w, i not in own["frozen"]) for i, w in enumerate(own["weights"])]
-    for param, gradient in zip(params, own["before"], strict=True):
+    params = [nn.Parameter(w, i not in inputs["frozen"]) for i, w in enumerate(inputs["weights"])]
+    for param, gradient in zip(params, inputs["before"], strict=True):
         param.grad = copy_of(gradient)
     first, last = (nn.Linear(1, 1, device="meta") for _ in range(2))
     first.weight, first.bias, last.weight, last.bias = params

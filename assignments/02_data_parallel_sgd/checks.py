@@ -7,6 +7,7 @@ makes a case from a seed. A program gets only its rank's input.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,23 +19,19 @@ from torch import Tensor, nn
 
 from course_lib.checking import (
     Allowed,
-    Case,
     Draw,
     Given,
     Variety,
-    Wrong,
     by_reference,
     sends_at_most,
 )
-from course_lib.checking.answers import WHOLE, Kind, sees
+from course_lib.checking.on_ranks.leaves import with_tensors
 from course_lib.checking.testing import Candidate, testing_task
 
-# Task 1: each rank holds some of the elements. An empty shard may be anywhere, so there is a judge.
-
-Bounds = tuple[int, int]
+# Task 1: each rank holds some of the elements -----------------------------------------------------
 
 
-def bounds_program(shard_bounds: Callable[..., Any], mine: Any, given: Given) -> Any:
+def run_bounds(shard_bounds: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Compute the bounds of every rank, for each pair (length, world size) of ``questions``.
 
     One rank runs this, because nothing is communicated. It begins with the last rank, so that a
@@ -42,71 +39,60 @@ def bounds_program(shard_bounds: Callable[..., Any], mine: Any, given: Given) ->
     """
 
     def bounds(length: int, k: int, rank: int) -> Any:
-        found = shard_bounds(length, k, rank)
-        if isinstance(found, slice | range):
-            asked = _asked(length, k).format(rank)
-            raise TypeError(f"{asked} is {found}, expected two ints (start, stop)")
-        return found.tolist() if isinstance(found, np.ndarray) else found
+        answer = shard_bounds(length, k, rank)
+        answer = answer.tolist() if isinstance(answer, np.ndarray) else answer
+        pair = isinstance(answer, tuple | list) and len(answer) == 2
+        if not pair or any(type(bound) is not int for bound in answer):
+            call = bounds_of(length, k).format(rank)
+            raise TypeError(f"{call} is {answer!r:.60}, expected two ints (start, stop)")
+        return without_place(*answer)
 
     return {
-        _asked(length, k): [bounds(length, k, rank) for rank in reversed(range(k))][::-1]
-        for length, k in mine["questions"]
+        bounds_of(length, k): [bounds(length, k, rank) for rank in reversed(range(k))][::-1]
+        for length, k in inputs["questions"]
     }
 
 
-def _asked(length: int, k: int) -> str:
+def bounds_of(length: int, k: int) -> str:
     return f"shard_bounds({length}, {k}, {{}})"
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2 and all(map(WHOLE.test, value))
+def without_place(start: int, stop: int) -> str:
+    """Return the bounds as text; an empty shard may be anywhere."""
+    return "an empty shard" if start == stop else str((start, stop))
 
 
-_BOUNDS = Kind("two ints (start, stop)", _is_pair, "pairs of ints")
+def bounds_if(bounds: Callable[[int, int, int], tuple[int, int]]) -> Callable[..., Any]:
+    """Return the mistake of a function that gives these bounds."""
+    return lambda inputs, me, expected: {
+        bounds_of(length, k): [without_place(*bounds(length, k, rank)) for rank in range(k)]
+        for length, k in inputs[0]["questions"]
+    }
 
 
-@sees(lambda case, inputs, rank: {_asked(n, k): [_BOUNDS] * k for n, k in inputs[0]["questions"]})
-def balanced_shards(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
-    """Judge bounds (start, stop): all elements once, in order, sizes differing by at most one."""
-    for length, k in inputs[0]["questions"]:
-        _judge(f"shard_bounds({length}, {k}, rank)", length, k, values[0][_asked(length, k)])
+def with_last_element(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    def bounds(length: int, k: int, rank: int) -> tuple[int, int]:
+        # By the usual formula, an empty shard is at the end.
+        numbers = re.findall(r"\d+", expected[0][bounds_of(length, k)][rank]) or (length, length)
+        start, stop = map(int, numbers)
+        return start, stop - 1
+
+    return bounds_if(bounds)(inputs, me, expected)
 
 
-def _judge(asked: str, length: int, k: int, answer: Sequence[Any]) -> None:
-    at = 0
-    for rank, (start, stop) in enumerate(answer):
-        if start == stop:
-            continue  # an empty shard may be anywhere
-        if start != at:
-            other = f"but rank {rank - 1} stopped at {at}" if rank else "expected 0"
-            what = "is skipped" if start > at else "is held twice"
-            raise Wrong(
-                f"{asked}: rank {rank} starts at {start}, {other}",
-                _if_inclusive(answer, length) or f"Element {min(start, at)} {what}.",
-            )
-        if stop < start:
-            raise Wrong(f"{asked}: rank {rank} stops at {stop}, before its start {start}")
-        at = stop
-    if at > length:
-        raise Wrong(f"{asked}: the last rank stops at {at}, beyond the end")
-    if at < length:
-        lost = f"{asked}: {length - at} of {length} elements belong to nobody"
-        hint = _if_inclusive(answer, length) or "What does the integer division leave over?"
-        raise Wrong(lost, hint)
-    sizes = [stop - start for start, stop in answer]
-    if max(sizes) - min(sizes) > 1 or sizes != sorted(sizes, reverse=True):
-        raise Wrong(
-            f"{asked}: the shards have sizes {sizes}",
-            "Sizes may differ by one at most, and the first ranks take the extra elements.",
+BOUNDS_MISTAKES = {
+    "bounds with the last element as the stop. A stop is not part of its shard: [start, stop), as "
+    "in x[start:stop]": with_last_element,
+    "shards of length // world_size elements: the elements that the division leaves over belong to "
+    "nobody": bounds_if(lambda length, k, rank: (rank * (length // k), (rank + 1) * (length // k))),
+    "shards of which the last takes what the division leaves over. Sizes may differ by one at most,"
+    " and the first ranks take the extra elements": bounds_if(
+        lambda length, k, rank: (
+            rank * (length // k),
+            length if rank == k - 1 else (rank + 1) * (length // k),
         )
-
-
-def _if_inclusive(answer: Sequence[Bounds], length: int) -> str:
-    """Return a hint if every stop is the last element and not the one after it."""
-    stops = [0, *(stop + 1 for _, stop in answer)]
-    if [start for start, _ in answer] == stops[:-1] and stops[-1] == length:
-        return "A stop is not part of its shard: [start, stop), as in x[start:stop]."
-    return ""
+    ),
+}
 
 
 def draw_bounds(d: Draw) -> list[Any]:
@@ -152,37 +138,35 @@ def draw_gradients(d: Draw) -> list[Any]:
     ]
 
 
-def run_average(average: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_average(average: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``average(params, group=group)`` with these gradients; return the gradients after it."""
     params = []
-    for i, (weight, gradient) in enumerate(zip(own["weights"], own["gradients"], strict=True)):
-        wide = torch.float64 if i in own["doubles"] else weight.dtype
+    pairs = zip(inputs["weights"], inputs["gradients"], strict=True)
+    for i, (weight, gradient) in enumerate(pairs):
+        wide = torch.float64 if i in inputs["doubles"] else weight.dtype
         params.append(nn.Parameter(weight.to(wide), requires_grad=gradient is not None))
         params[-1].grad = None if gradient is None else gradient.to(wide)
-    given.watch.add_parameters("the parameters", params)
-    average(given.iterable(params), group=given.group)
+    case.watch.add_parameters("the parameters", params)
+    average(case.iterable(params), group=case.group)
     return {"gradient of parameter {}": [param.grad for param in params]}
 
 
-def bytes_as_float64(own: Any) -> int:
+def bytes_as_float64(inputs: Any) -> int:
     """Return the bytes more if torch.cat makes one vector of gradients of two dtypes."""
-    gradients = [each for each in own["gradients"] if each is not None]
-    return sum((8 - each.itemsize) * each.numel() for each in gradients) if own["doubles"] else 0
+    if not inputs["doubles"]:
+        return 0
+    return sum((8 - g.itemsize) * g.numel() for g in inputs["gradients"] if g is not None)
 
 
 def scaled(factor: Callable[[int], float]) -> Callable[..., Any]:
     """Return the mistake that gives `factor(K)` times the mean."""
-
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        means = expected[me]["gradient of parameter {}"]
-        k = factor(len(inputs))
-        return {"gradient of parameter {}": [m if m is None else k * m for m in means]}
-
-    return mistake
+    return lambda inputs, me, expected: with_tensors(
+        expected[me], lambda mean: factor(len(inputs)) * mean
+    )
 
 
 def own_parts(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    parts = [g if g is None else g / len(inputs) for g in inputs[me]["gradients"]]
+    parts = with_tensors(inputs[me]["gradients"], lambda gradient: gradient / len(inputs))
     return {"gradient of parameter {}": parts}
 
 
@@ -195,8 +179,8 @@ MEAN_MISTAKES = {
 
 # Task 3: a step of all ranks' rows ----------------------------------------------------------------
 
-FEATURES, HIDDEN, CLASSES, STEPS = 32, 16, 3, 2
-SHAPES = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
+FEATURES, WIDTH, CLASSES, STEPS = 32, 16, 3, 2
+SHAPES = ((WIDTH, FEATURES), (WIDTH,), (CLASSES, WIDTH), (CLASSES,))
 LABELS = ("cross_entropy", "nll_loss", "multi_margin_loss")
 COLLECTIVES = ("all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 EXTRA = 512  # bytes that a rank may send in a step for counts and losses
@@ -213,34 +197,34 @@ def draw_step(d: Draw) -> list[Any]:
     lr = 1e-4 if large else d.one_of(0.1, 0.2, 0.3, 0.6)
     weights = [0.3 * d.randn(*shape) for shape in SHAPES]
     before = [d.randn(*shape) for shape in SHAPES] if filled else None
-    made = []
+    ranks_inputs = []
     for rank in d.ranks:
         rows = d.one_of(*range(4 if norm else 1, 9))
         x = [d.randn(rows + step, FEATURES) * (rank != zeros) for step in range(STEPS)]
-        scores = [(3000 if large else 1) * d.randn(len(each), CLASSES) for each in x]
-        y = [each.argmax(1) if loss in LABELS else each for each in scores]
-        made.append(
+        scores = [(3000 if large else 1) * d.randn(len(batch), CLASSES) for batch in x]
+        y = [score.argmax(1) if loss in LABELS else score for score in scores]
+        ranks_inputs.append(
             {"weights": weights, "before": before, "x": x, "y": y, "loss": loss, "norm": norm}
             | {"lr": [lr, 0.7 * lr]}
         )
-    return made
+    return ranks_inputs
 
 
-def run_steps(step: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_steps(step: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``step(model, loss_fn, x, y, lr, group=group)`` twice; return weights and losses."""
     first, last = (nn.Linear(1, 1, device="meta") for _ in range(2))
     first.weight, first.bias, last.weight, last.bias = map(
-        nn.Parameter, map(torch.clone, own["weights"])
+        nn.Parameter, map(torch.clone, inputs["weights"])
     )
-    dtype = own["weights"][0].dtype
-    norm = nn.BatchNorm1d(HIDDEN, affine=False, dtype=dtype) if own["norm"] else nn.Tanh()
-    model = given.model(nn.Sequential(first, norm, last))
-    for param, gradient in zip(model.parameters(), own["before"] or [None] * 4, strict=True):
+    dtype = inputs["weights"][0].dtype
+    norm = nn.BatchNorm1d(WIDTH, affine=False, dtype=dtype) if inputs["norm"] else nn.Tanh()
+    model = case.model(nn.Sequential(first, norm, last))
+    for param, gradient in zip(model.parameters(), inputs["before"] or [None] * 4, strict=True):
         param.grad = None if gradient is None else gradient.clone()
-    loss_fn = getattr(F, own["loss"])
+    loss_fn = getattr(F, inputs["loss"])
     losses, weights = [], []
-    for x, y, lr in zip(own["x"], own["y"], own["lr"], strict=True):
-        losses.append(step(model, loss_fn, x, y, lr, group=given.group))
+    for x, y, lr in zip(inputs["x"], inputs["y"], inputs["lr"], strict=True):
+        losses.append(step(model, loss_fn, x, y, lr, group=case.group))
         weights.append([param.detach().clone() for param in model.parameters()])
     return {
         "loss returned by step {}": losses,
@@ -251,15 +235,13 @@ def run_steps(step: Callable[..., Any], own: Any, given: Given) -> Any:
 
 def as_many_rows(inputs: Sequence[Any]) -> Sequence[Any]:
     """Repeat each rank's rows until all ranks have equally many, so all count the same."""
+    full = [math.lcm(*(len(member["x"][step]) for member in inputs)) for step in range(STEPS)]
 
-    def repeated(own: Any, key: str) -> list[Tensor]:
-        counts = [[len(each["x"][step]) for each in inputs] for step in range(STEPS)]
-        return [
-            rows.repeat_interleave(math.lcm(*count) // len(rows), dim=0)
-            for rows, count in zip(own[key], counts, strict=True)
-        ]
+    def repeated(batches: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(batches, full, strict=True)
+        return [rows.repeat_interleave(count // len(rows), dim=0) for rows, count in pairs]
 
-    return [{**own, "x": repeated(own, "x"), "y": repeated(own, "y")} for own in inputs]
+    return [{**member, "x": repeated(member["x"]), "y": repeated(member["y"])} for member in inputs]
 
 
 def with_older_gradient(times: Callable[[int], float]) -> Callable[..., Any]:
@@ -283,11 +265,11 @@ OLDER = "a step with an older gradient in it, too: clear .grad before each backw
 # Task 4: a test of task 2. You can read these solutions. The grader has others, with all_reduce.
 
 
-def average_of(average_gradients: Callable[..., Any], mine: Any, group: Any) -> list[Any]:
+def average_of(average_gradients: Callable[..., Any], gradients: Any, group: Any) -> list[Any]:
     """Call a solution of task 2 with one rank's gradients; return what it leaves in ``.grad``."""
-    shapes = [torch.empty(0) if each is None else each for each in mine]
-    params = [torch.nn.Parameter(torch.zeros_like(each)) for each in shapes]
-    for param, gradient in zip(params, mine, strict=True):
+    shapes = [torch.empty(0) if gradient is None else gradient for gradient in gradients]
+    params = [nn.Parameter(torch.zeros_like(shape)) for shape in shapes]
+    for param, gradient in zip(params, gradients, strict=True):
         param.grad = None if gradient is None else gradient.clone()
     average_gradients(params, group)
     return [None if param.grad is None else param.grad.detach() for param in params]
@@ -299,12 +281,13 @@ def expect_gradients(inputs: Sequence[Any]) -> None:
     for rank, gradients in enumerate(inputs):
         if not isinstance(gradients, list | tuple):
             raise ValueError(f"the input of rank {rank} must be a list of gradients")
-        for each in gradients:
-            if each is not None and not (isinstance(each, Tensor) and each.is_floating_point()):
+        for gradient in gradients:
+            floating = isinstance(gradient, Tensor) and gradient.is_floating_point()
+            if gradient is not None and not floating:
                 raise ValueError(
                     f"a gradient of rank {rank} is not a floating-point tensor or None"
                 )
-        forms.append([None if each is None else (each.shape, each.dtype) for each in gradients])
+        forms.append([None if g is None else (g.shape, g.dtype) for g in gradients])
     if any(form != forms[0] for form in forms):
         raise ValueError(
             "the gradients must have the same shapes and dtypes on every rank, and a frozen "
@@ -315,9 +298,9 @@ def expect_gradients(inputs: Sequence[Any]) -> None:
 def gathers(params, group=None):  # type: ignore[no-untyped-def]
     for param in params:
         if param.grad is not None:
-            own = param.grad
-            every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(every, own, group=group)
+            own_gradient = param.grad
+            every = [torch.empty_like(own_gradient) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(every, own_gradient, group=group)
             param.grad = torch.stack(every).mean(0).to(param.dtype)
 
 
@@ -341,10 +324,10 @@ CHECKS = {
         "shard_bounds",
         seeds=(0, 3, 4, 6, 7),
         reference="course_lib.sharding:shard_bounds",
-        program=bounds_program,
+        program=run_bounds,
         draw=draw_bounds,
         variety=Variety(ranks=(1,), dtypes=("float32",), layouts=(), groups=False, calls=False),
-        judge=balanced_shards,
+        mistakes=BOUNDS_MISTAKES,
     ),
     "average_gradients": by_reference(
         "average_gradients",

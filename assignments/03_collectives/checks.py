@@ -56,11 +56,11 @@ def draw_tensors(d: Draw) -> list[Any]:
     ]
 
 
-def called(name: str, own: Any, call: Callable[[Tensor], Tensor], key: str = "tensor") -> Any:
+def called(name: str, inputs: Any, call: Callable[[Tensor], Tensor], key: str = "tensor") -> Any:
     """Return the results of one call, or of two, which are compared after the second one."""
-    results = {name: call(own[key])}
-    if own["again"] is not None:
-        results[f"{name} of the second call"] = call(own["again"])
+    results = {name: call(inputs[key])}
+    if inputs["again"] is not None:
+        results[f"{name} of the second call"] = call(inputs["again"])
     return results
 
 
@@ -75,21 +75,22 @@ def in_place(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
     return call
 
 
-def run_reduce_scatter(ring_reduce_scatter: Callable[..., Any], own: Any, given: Given) -> Any:
-    return called("chunk", own, lambda tensor: ring_reduce_scatter(tensor, group=given.group))
+def run_reduce_scatter(ring_reduce_scatter: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    return called("chunk", inputs, lambda tensor: ring_reduce_scatter(tensor, group=case.group))
 
 
-def run_all_reduce(ring_all_reduce: Callable[..., Any], own: Any, given: Given) -> Any:
-    call = in_place(lambda tensor: ring_all_reduce(tensor, group=given.group))
-    return called("tensor", own, call)
+def run_all_reduce(ring_all_reduce: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    call = in_place(lambda tensor: ring_all_reduce(tensor, group=case.group))
+    return called("tensor", inputs, call)
 
 
 def longer_chunks(halves: int) -> Callable[[Any], int]:
     """Return the bytes more if all chunks have the length of the longest one."""
 
-    def slack(own: Any) -> int:
-        tensor, calls = own.get("tensor", own.get("chunk")), 2 if own["again"] is not None else 1
-        return calls * halves * (len(own["members"]) - 1) * int(tensor.itemsize)
+    def slack(inputs: Any) -> int:
+        tensor = inputs.get("tensor", inputs.get("chunk"))
+        calls = 1 if inputs["again"] is None else 2
+        return calls * halves * (len(inputs["members"]) - 1) * int(tensor.itemsize)
 
     return slack
 
@@ -130,13 +131,14 @@ SUM_MISTAKES = {
 def draw_source(d: Draw) -> list[Any]:
     """Draw a tensor for every rank, and the source of each group, a rank of the whole world."""
     place = d.one_of(0, 1, 2, -1)
-    inputs = draw_tensors(d)
-    return [{**own, "src": own["members"][place % len(own["members"])]} for own in inputs]
+    sources = [members[place % len(members)] for members in map(d.members, d.ranks)]
+    pairs = zip(draw_tensors(d), sources, strict=True)
+    return [{**rank_inputs, "src": src} for rank_inputs, src in pairs]
 
 
-def run_broadcast(tree_broadcast: Callable[..., Any], own: Any, given: Given) -> Any:
-    call = in_place(lambda tensor: tree_broadcast(tensor, own["src"], group=given.group))
-    return called("tensor", own, call)
+def run_broadcast(tree_broadcast: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    call = in_place(lambda tensor: tree_broadcast(tensor, inputs["src"], group=case.group))
+    return called("tensor", inputs, call)
 
 
 def broadcast_network(d: Draw, inputs: Sequence[Any]) -> Network:
@@ -169,22 +171,22 @@ def draw_chunks(d: Draw) -> list[Any]:
     length = d.maybe("fewer numbers than ranks", d.one_of(1, 2), length)
     length = d.maybe("no numbers", 0, length, one_in=6)
     zeros, overflow = d.rank("only zeros on rank {}"), d.rank("rank {} has an inf or a NaN", 4)
-    twice, made = d.maybe("called twice"), []
+    twice, inputs = d.maybe("called twice"), []
     for rank in d.ranks:
         members = d.members(rank)
         size = len(torch.empty(length).tensor_split(len(members))[members.index(rank)])
         chunk = d.exact(size) * (rank != zeros)
         chunk = d.not_finite(chunk) if rank == overflow and size else chunk
         again = d.exact(size) if twice else None
-        made.append({"chunk": chunk, "again": again, "length": length, "members": members})
-    return made
+        inputs.append({"chunk": chunk, "again": again, "length": length, "members": members})
+    return inputs
 
 
-def run_all_gather(ring_all_gather: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_all_gather(ring_all_gather: Callable[..., Any], inputs: Any, case: Given) -> Any:
     def call(chunk: Tensor) -> Any:
-        return ring_all_gather(chunk, own["length"], group=given.group)
+        return ring_all_gather(chunk, inputs["length"], group=case.group)
 
-    return called("vector", own, call, key="chunk")
+    return called("vector", inputs, call, key="chunk")
 
 
 # Task 5: two levels -------------------------------------------------------------------------------
@@ -193,19 +195,19 @@ def run_all_gather(ring_all_gather: Callable[..., Any], own: Any, given: Given) 
 def draw_nodes(d: Draw) -> list[Any]:
     """Draw a tensor for every rank of a cluster, and the groups inside nodes and between them."""
     k = d.world_size
-    size = d.one_of(*(each for each in (1, 2, 3, 4, k) if k % each == 0))
+    size = d.one_of(*(divisor for divisor in (1, 2, 3, 4, k) if k % divisor == 0))
     d.say(f"{k // size} nodes of {size}")
     shape = d.one_of((7, 5), (2, 2), (500, 100), (7,), (3, 7), (500, 222), (1,), ())
     d.say(f"shape {list(shape)}")
     zeros, overflow = d.rank("only zeros on rank {}"), d.rank("rank {} has an inf or a NaN", 4)
     nodes = [list(range(first, first + size)) for first in range(0, k, size)]
     across = [list(range(place, k, size)) for place in range(size)]
-    made = []
+    inputs = []
     for rank in d.ranks:
         tensor = d.exact(*shape) * (rank != zeros)
         tensor = d.not_finite(tensor) if rank == overflow else tensor
-        made.append({"tensor": tensor, "again": None, "nodes": nodes, "across": across})
-    return made
+        inputs.append({"tensor": tensor, "again": None, "nodes": nodes, "across": across})
+    return inputs
 
 
 def node_network(d: Draw, inputs: Sequence[Any]) -> Network:
@@ -214,10 +216,10 @@ def node_network(d: Draw, inputs: Sequence[Any]) -> Network:
     return Network(20e-6, 1e9, node_size=size, inside=Network(2e-6, 100e9))
 
 
-def run_two_levels(two_level_all_reduce: Callable[..., Any], own: Any, given: Given) -> Any:
-    inside, between = given.group_among(own["nodes"]), given.group_among(own["across"])
+def run_two_levels(two_level_all_reduce: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    inside, between = case.group_among(inputs["nodes"]), case.group_among(inputs["across"])
     call = in_place(lambda tensor: two_level_all_reduce(tensor, inside, between))
-    return called("tensor", own, call)
+    return called("tensor", inputs, call)
 
 
 def sum_over(key: str) -> Callable[..., Any]:
@@ -242,11 +244,11 @@ LEVEL_MISTAKES = {
 def drawn_ring(generator: torch.Generator) -> tuple[Case, list[Any]]:
     """Draw a case of task 4 for one student: ranks, numbers and a network."""
     k, n = one_of(generator, 3, 4, 5), one_of(generator, *range(51, 400))
-    network, words = drawn_network(generator)
-    name = f"{k} ranks, {n} numbers of 4 bytes on each.\n{words}."
+    network, description = drawn_network(generator)
+    name = f"{k} ranks, {n} numbers of 4 bytes on each.\n{description}."
     drawn = [torch.randn(n, generator=generator) for _ in range(k)]
-    own = [{"tensor": tensor, "again": None} for tensor in drawn]
-    return Case(name, k, network=network), own
+    inputs = [{"tensor": tensor, "again": None} for tensor in drawn]
+    return Case(name, k, network=network), inputs
 
 
 CHECKS = {

@@ -19,7 +19,7 @@ _FEW = 6  # members whose subsets are tried
 
 def parts_of_chunks(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
     """Return whose parts an unfinished chunk holds, if all chunks are sums of parts."""
-    k, tensors, got = len(inputs), [each["tensor"] for each in inputs], value.get("tensor")
+    k, tensors, got = len(inputs), [member["tensor"] for member in inputs], value.get("tensor")
     if not isinstance(got, Tensor) or got.shape != tensors[0].shape or k > _FEW:
         return ""
     held = [_parts_in(_chunk(got, k, n), [_chunk(t, k, n) for t in tensors]) for n in range(k)]
@@ -40,22 +40,23 @@ def which_chunk(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: 
     if not isinstance(got, Tensor) or k > _FEW:
         return ""
     for number in (me, *range(k)):
-        parts = _parts_in(got, [_chunk(each["tensor"], k, number) for each in inputs])
+        parts = _parts_in(got, [_chunk(member["tensor"], k, number) for member in inputs])
         if parts is not None and (number, len(parts)) != (me, k):
-            whose = "all ranks" if len(parts) == k else names_inside(parts)
+            owners = "all ranks" if len(parts) == k else names_inside(parts)
             return (
-                f"This is chunk {number} with the numbers of {whose} of the group. Chunk {me} must "
-                "be the last to arrive here, with the numbers of all others: add yours and keep it."
+                f"This is chunk {number} with the numbers of {owners} of the group. Chunk {me} "
+                "must be the last to arrive here, with the numbers of all others: add yours and "
+                "keep it."
             )
     return ""
 
 
 def places_of_chunks(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
     """Return which chunk is at a wrong place of the gathered vector."""
-    chunks, vector = [each["chunk"] for each in inputs], value.get("vector")
+    chunks, vector = [member["chunk"] for member in inputs], value.get("vector")
     if not isinstance(vector, Tensor) or vector.shape != (inputs[me]["length"],):
         return ""
-    wrong = {}
+    contents = {}
     for place, got in enumerate(vector.tensor_split(len(chunks))):
         held = [r for r, chunk in enumerate(chunks) if torch.equal(got, chunk[: len(got)])]
         empty = got.isnan().all() or (got == torch.iinfo(torch.int64).max).all() or not got.any()
@@ -63,12 +64,12 @@ def places_of_chunks(inputs: Sequence[Any], me: int, expected: Sequence[Any], va
             continue
         if not held and not empty:
             return ""
-        wrong[place] = f"chunk {held[0]}" if held else "nothing"
-    if not wrong:
+        contents[place] = f"chunk {held[0]}" if held else "nothing"
+    if not contents:
         return ""
-    place = me if me in wrong else min(wrong)
-    message = f"Place {place} of the vector holds {wrong[place]}, but should hold chunk {place}"
-    if wrong[place] != "nothing":
+    place = me if me in contents else min(contents)
+    message = f"Place {place} of the vector holds {contents[place]}, but should hold chunk {place}"
+    if contents[place] != "nothing":
         return f"{message}. Chunk r comes from rank r of the group, whichever rank passed it on."
     if place == me:
         return f"{message}, your own. Put it there, and send it first: you have no other chunk yet."

@@ -38,9 +38,9 @@ from .models import (
     CLASSES,
     EXPERT_SHAPES,
     FEATURES,
-    HIDDEN,
     NUMEL,
     SHAPES,
+    WIDTH,
     Experts,
     ScaledTanh,
     Watched,
@@ -80,11 +80,11 @@ def draw_calls(d: Draw) -> list[Any]:
     return [{"calls": calls} for _ in d.ranks]
 
 
-def run_batches(my_batches: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_batches(my_batches: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``my_batches(length, batch_size, epoch, seed, group=group)`` several times."""
     received = {}
-    for call in own["calls"]:
-        batches = my_batches(*call, group=given.group)
+    for call in inputs["calls"]:
+        batches = my_batches(*call, group=case.group)
         if not isinstance(batches, list | tuple):
             raise TypeError(f"my_batches returns {type(batches).__name__}, {_EXPECTED}")
         if any(isinstance(batch, int) for batch in batches):
@@ -109,10 +109,10 @@ def batches_of(call: Sequence[int], k: int, me: int, drop_last: bool = False) ->
     return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
-def batches_if(wrong: Callable[[Sequence[int], int, int], list[Rows]]) -> Callable[..., Any]:
+def batches_if(batches: Callable[[Sequence[int], int, int], list[Rows]]) -> Callable[..., Any]:
     """Return the mistake of a function that takes these batches."""
     return lambda inputs, me, expected: {
-        _batches(*call): str(wrong(call, len(inputs), me)) for call in inputs[me]["calls"]
+        _batches(*call): str(batches(call, len(inputs), me)) for call in inputs[me]["calls"]
     }
 
 
@@ -146,13 +146,13 @@ def draw_training(d: Draw) -> list[Any]:
     loss = "mse_loss" if large else d.one_of(*losses)
     frozen = d.maybe("frozen parameters", d.one_of([0, 1], [2], [0, 1, 2]), [])
     before = draw_weights(d, 1.0) if d.maybe(".grad is not empty") else None
-    lr, made = 1e-4 if large else d.one_of(0.1, 0.15, 0.2), {}
+    lr, inputs = 1e-4 if large else d.one_of(0.1, 0.15, 0.2), {}
     for members in d.groups:
         x, scores = d.randn(length, FEATURES), (1000 if large else 1) * d.randn(length, CLASSES)
         for me, rank in enumerate(members):
             calls = [(length, size, epoch, seed) for epoch in epochs]
             batches = [batches_of(call, len(members), me) for call in calls]
-            made[rank] = {
+            inputs[rank] = {
                 "x": x,
                 "y": targets_of(loss, scores),
                 "weights": draw_weights(d, 0.3),
@@ -171,12 +171,12 @@ def draw_training(d: Draw) -> list[Any]:
                 # The ranks may add losses in float32, so those of a float64 case are not compared.
                 "compares": d.form.dtype != "float64",
             }
-    return [made[rank] for rank in d.ranks]
+    return [inputs[rank] for rank in d.ranks]
 
 
-def run_train(train: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_train(train: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Train a model; return its weights and buffer, the losses, and what rows the model got."""
-    x, rows_seen, passes = own["x"], set[int](), 0
+    x, rows_seen, passes = inputs["x"], set[int](), 0
 
     def note(_: nn.Module, arguments: Any) -> None:
         nonlocal passes
@@ -184,21 +184,20 @@ def run_train(train: Callable[..., Any], own: Any, given: Given) -> Any:
         if not _functorch.is_functorch_wrapped_tensor(rows := arguments[0]):
             rows_seen.update((rows[:, None] == x).all(-1).nonzero()[:, 1].tolist())
 
-    model = network(own["weights"], ScaledTanh(own["scale"]), own["frozen"])
-    fill(model, own["before"])
+    model = network(inputs["weights"], ScaledTanh(inputs["scale"]), inputs["frozen"])
+    fill(model, inputs["before"])
     model[0].register_forward_pre_hook(note)
-    given.model(model)
-    loss_fn, epochs = loss_of(own["loss"]), given.iterable(own["epochs"])
-    losses = train(
-        model, loss_fn, x, own["y"], *own["settings"], epochs, own["seed"], group=given.group
-    )
-    if not own["compares"] and isinstance(losses, list | tuple):
+    case.model(model)
+    loss_fn, epochs = loss_of(inputs["loss"]), case.iterable(inputs["epochs"])
+    settings = *inputs["settings"], epochs, inputs["seed"]
+    losses = train(model, loss_fn, x, inputs["y"], *settings, group=case.group)
+    if not inputs["compares"] and isinstance(losses, list | tuple):
         losses = len(losses)
-    batches = [batch for window in own["windows"] for batch in window]
+    batches = [batch for window in inputs["windows"] for batch in window]
     return {
         "parameter {} after training": [param.detach() for param in model.parameters()],
         "buffer {} after training": [buffer.clone() for buffer in model.buffers()],
-        "loss of step {}" if own["compares"] else "number of losses": losses,
+        "loss of step {}" if inputs["compares"] else "number of losses": losses,
         OTHER_ROWS: str(sorted(rows_seen.difference(*batches))),
         f"{PASSES} one for each of {len(batches)} micro-batches": max(0, passes - len(batches)),
     }
@@ -220,12 +219,12 @@ def sgd_run(weight: Callable[[int, int, int], float], alone: bool = False) -> Ca
         lr, _, accumulate = first["settings"]
         model = network(first["weights"], ScaledTanh(first["scale"]), first["frozen"])
         optimizer = torch.optim.SGD(model.parameters(), lr)
-        for windows in zip(*(own["windows"] for own in members), strict=True):
+        for windows in zip(*(member["windows"] for member in members), strict=True):
             optimizer.zero_grad()
-            for own, window in zip(members, windows, strict=True):
+            for member, window in zip(members, windows, strict=True):
                 count = sum(map(len, window))
                 for rows in window:
-                    loss = loss_of(own["loss"])(model(own["x"][rows]), own["y"][rows])
+                    loss = loss_of(member["loss"])(model(member["x"][rows]), member["y"][rows])
                     (loss * weight(len(rows), count, accumulate) / len(members)).backward()
             optimizer.step()
         return {"parameter {} after training": [param.detach() for param in model.parameters()]}
@@ -234,7 +233,7 @@ def sgd_run(weight: Callable[[int, int, int], float], alone: bool = False) -> Ca
 
 
 def in_order_of_epoch_0_only(inputs: Sequence[Any]) -> Sequence[Any]:
-    return [{**own, "epochs": [0 for _ in own["epochs"]]} for own in inputs]
+    return [{**rank_inputs, "epochs": [0 for _ in rank_inputs["epochs"]]} for rank_inputs in inputs]
 
 
 TRAIN_MISTAKES = {
@@ -268,7 +267,7 @@ def of_training(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: 
 
 def once_per_step(case: Case, observed: Observed, trace: Trace) -> None:
     """Demand that a rank sends gradients only once per step, and its weights only at the start."""
-    steps = [len(each["own"]["windows"]) for each in observed.inputs]
+    steps = [len(rank_inputs["own"]["windows"]) for rank_inputs in observed.inputs]
     for demand in (
         sends_at_most(
             lambda case, rank: steps[rank] * (NUMEL * case.itemsize + 64) + SMALL,
@@ -303,7 +302,7 @@ def draw_rows(d: Draw) -> list[Any]:
     weights, drawn = draw_weights(d, 0.5), {}
     for members in d.groups:
         x, y = large * d.randn(length, FEATURES), d.whole(CLASSES, length)
-        own = {
+        group_inputs = {
             "weights": weights,
             "x": d.not_finite(x) if overflow else x,
             "y": y.to(torch.uint8) if uint8 else y,
@@ -313,19 +312,19 @@ def draw_rows(d: Draw) -> list[Any]:
             # The ranks may add in float32, so the sums of a float64 case are not compared.
             "compares": d.form.dtype != "float64",
         }
-        drawn |= dict.fromkeys(members, own)
+        drawn |= dict.fromkeys(members, group_inputs)
     return [drawn[rank] for rank in d.ranks]
 
 
-def run_evaluate(evaluate: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_evaluate(evaluate: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``evaluate(model, loss_fn, x, y, batch_size, group=group)``; report the model's rows."""
-    model = Watched(own["weights"])
-    given.model(model)
+    model = Watched(inputs["weights"])
+    case.model(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for param in model.parameters():
         param.grad = torch.ones_like(param)
-    x, y, size = own["x"], own["y"], own["batch_size"]
-    answer: Any = evaluate(model, loss_of(own["loss"]), x, y, size, group=given.group)
+    x, y, size = inputs["x"], inputs["y"], inputs["batch_size"]
+    answer: Any = evaluate(model, loss_of(inputs["loss"]), x, y, size, group=case.group)
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise TypeError(f"evaluate returns {answer!r:.60}, not a pair (mean loss, accuracy)")
     if any(p.grad is None or not bool((p.grad == 1).all()) for p in model.parameters()):
@@ -336,14 +335,14 @@ def run_evaluate(evaluate: Callable[..., Any], own: Any, given: Given) -> Any:
         raise RuntimeError("evaluate changes parameters or buffers, but must change nothing")
     loss, accuracy = answer
     numbers = {LOSS: loss, ACCURACY: accuracy}
-    if not own["compares"]:
+    if not inputs["compares"]:
         numbers = {"rows that are right": round(float(accuracy) * len(x))}
-    share, seen = own["share"], model.rows
+    share, lengths = inputs["share"], model.rows
     return {
         MODE: model.trained,
         **numbers,
-        f"rows that the model was given beyond {share} of {len(x)}": max(0, sum(seen) - share),
-        f"rows beyond {size} that it was given at once": max([0, *(n - size for n in seen)]),
+        f"rows that the model was given beyond {share} of {len(x)}": max(0, sum(lengths) - share),
+        f"rows beyond {size} that it was given at once": max([0, *(n - size for n in lengths)]),
     }
 
 
@@ -354,13 +353,13 @@ def mean_over(parts: Callable[[int, int, int, int], list[Rows]]) -> Callable[...
     """
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        own, results = inputs[me], []
-        model = Watched(own["weights"]).eval()
-        for rows in filter(None, parts(len(own["x"]), len(inputs), me, own["batch_size"])):
+        rank_inputs, results = inputs[me], []
+        model, x = Watched(rank_inputs["weights"]).eval(), rank_inputs["x"]
+        for rows in filter(None, parts(len(x), len(inputs), me, rank_inputs["batch_size"])):
             with torch.no_grad():
-                out, y = model(own["x"][rows]), own["y"][rows]
+                out, y = model(x[rows]), rank_inputs["y"][rows]
             right = (out.argmax(1) == y).double().mean().item()
-            results.append((loss_of(own["loss"])(out, y).item(), right))
+            results.append((loss_of(rank_inputs["loss"])(out, y).item(), right))
         if not results:
             return None  # this rank has no rows
         means = (math.fsum(column) / len(results) for column in zip(*results, strict=True))
@@ -428,14 +427,14 @@ def draw_run(d: Draw) -> list[Any]:
     ]
 
 
-def run_save(save_checkpoint: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_save(save_checkpoint: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Save on all ranks, each to its own disk; return the content of this rank's disk."""
-    model, optimizer = running(own["run"])
-    ddp: nn.Module = DistributedDataParallel(given.model(model), process_group=given.group)
+    model, optimizer = running(inputs["run"])
+    ddp: nn.Module = DistributedDataParallel(case.model(model), process_group=case.group)
     ddp.train(model.training)
     file = io.BytesIO()
     try:
-        save_checkpoint(file, ddp, optimizer, own["run"]["epoch"], group=given.group)
+        save_checkpoint(file, ddp, optimizer, inputs["run"]["epoch"], group=case.group)
     except pickle.PicklingError:  # no rank can import the classes of this folder
         raise ValueError(f"{_UNREADABLE} whole objects: save their state_dict()") from None
     if file.closed:
@@ -445,7 +444,7 @@ def run_save(save_checkpoint: Callable[..., Any], own: Any, given: Given) -> Any
     content = file.getvalue()
     after = {"model after saving": {k: v.clone() for k, v in model.state_dict().items()}}
     after |= content_of(optimizer.state_dict(), " after saving")
-    if torch.distributed.get_rank(given.group) or not content:
+    if torch.distributed.get_rank(case.group) or not content:
         return {WROTE: bool(content), **after}
     try:
         saved = torch.load(io.BytesIO(content), weights_only=True)
@@ -478,24 +477,24 @@ def draw_file(d: Draw) -> list[Any]:
     """Draw a run as `draw_run`; only the first rank of a group has it."""
     firsts = {members[0] for members in d.groups}
     return [
-        {"run": own["run"] if rank in firsts else None, "fresh": own["fresh"]}
-        | {"optimizer": own["run"]["optimizer"], "lr": 0.123 + 0.1 * rank}
-        for rank, own in enumerate(draw_run(d))
+        {"run": rank_inputs["run"] if rank in firsts else None, "fresh": rank_inputs["fresh"]}
+        | {"optimizer": rank_inputs["run"]["optimizer"], "lr": 0.123 + 0.1 * rank}
+        for rank, rank_inputs in enumerate(draw_run(d))
     ]
 
 
-def run_load(load_checkpoint: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_load(load_checkpoint: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Load into a fresh model and optimizer; return their content."""
     file = None
-    if own["run"] is not None:
-        model, optimizer = running(own["run"])
+    if inputs["run"] is not None:
+        model, optimizer = running(inputs["run"])
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         file = io.BytesIO()
-        torch.save({**state, "epoch": own["run"]["epoch"]}, file)
+        torch.save({**state, "epoch": inputs["run"]["epoch"]}, file)
         file.seek(0)
-    model = given.model(named_network(own["fresh"]["weights"], own["fresh"]["scale"]))
-    optimizer = fresh_optimizer(model, own["optimizer"], own["lr"])
-    epoch = load_checkpoint(file, model, optimizer, group=given.group)
+    model = case.model(named_network(inputs["fresh"]["weights"], inputs["fresh"]["scale"]))
+    optimizer = fresh_optimizer(model, inputs["optimizer"], inputs["lr"])
+    epoch = load_checkpoint(file, model, optimizer, group=case.group)
     return {
         "loaded model": {k: v.clone() for k, v in model.state_dict().items()},
         **content_of(optimizer.state_dict()),
@@ -530,25 +529,25 @@ def draw_tokens(d: Draw) -> list[Any]:
     not depend on it, and the first weight's gradient does: with 0.1 nothing is clipped.
     """
     size = d.maybe("gradients that are clipped", d.one_of(3, 9, 20), 0.1)
-    many = d.form.dtype == "float16" and d.maybe("thousands of labels", one_in=1)
+    thousands = d.form.dtype == "float16" and d.maybe("thousands of labels", one_in=1)
     unlabelled = d.rank("rank {} has no labels")
     empty = d.rank("rank {} has a micro-batch without rows")
     frozen = d.maybe("a frozen layer", d.one_of([0, 1], [1, 2]), [])
     before = draw_weights(d, 1.0) if d.maybe(".grad is not empty") else None
-    size, as_tuple = 800 if many else size, d.one_of(True, False)
+    size, as_tuple = 800 if thousands else size, d.one_of(True, False)
     weights = draw_weights(d, 0.2)
     weights[0] *= 0.25 / size
-    made = []
+    inputs = []
     for rank in d.ranks:
         none = rank == unlabelled and len(d.members(rank)) > 1
         counts = [d.one_of(*range(1, 10)) for _ in range(d.one_of(1, 2, 3))]
         counts = [counts[0] + 9 * (rank % 2), *counts[1:]]
-        if many:
+        if thousands:
             counts[0] += 4000 - 1500 * (rank % 2)
         if rank == empty:
             counts.insert(d.one_of(0, len(counts)), 0)
         pairs = [(n, 0 if none else d.one_of(n, (n + 1) // 2)) for n in counts]
-        made.append(
+        inputs.append(
             {
                 "weights": weights,
                 "before": before,
@@ -558,7 +557,7 @@ def draw_tokens(d: Draw) -> list[Any]:
                 "tuple": as_tuple,
             }
         )
-    return made
+    return inputs
 
 
 def _labels(d: Draw, count: int, labelled: int) -> Tensor:
@@ -568,15 +567,15 @@ def _labels(d: Draw, count: int, labelled: int) -> Tensor:
     return y
 
 
-def run_tokens(step: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_tokens(step: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``step(ddp, micro_batches, group=group)``; return the gradients and the loss."""
-    model = given.model(network(own["weights"], frozen=own["frozen"]))
-    ddp = DistributedDataParallel(model, process_group=given.group)
+    model = case.model(network(inputs["weights"], frozen=inputs["frozen"]))
+    ddp = DistributedDataParallel(model, process_group=case.group)
     ddp.train(model.training)
-    fill(model, own["before"])
-    pairs = list(zip(own["x"], own["y"], strict=True))
-    micro_batches = tuple(pairs) if own["tuple"] else pairs
-    loss = step(ddp, micro_batches, group=given.group)
+    fill(model, inputs["before"])
+    pairs = list(zip(inputs["x"], inputs["y"], strict=True))
+    micro_batches = tuple(pairs) if inputs["tuple"] else pairs
+    loss = step(ddp, micro_batches, group=case.group)
     return {GRADIENT: [param.grad for param in model.parameters()], LOSS: loss}
 
 
@@ -590,9 +589,10 @@ def tokens_if(
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
         counts, sums = [], []
-        for own in inputs:
-            model = network([weight.double() for weight in own["weights"]], frozen=own["frozen"])
-            x, y = torch.cat(own["x"]).double(), torch.cat(own["y"])
+        for rank_inputs in inputs:
+            weights = [weight.double() for weight in rank_inputs["weights"]]
+            model = network(weights, frozen=rank_inputs["frozen"])
+            x, y = torch.cat(rank_inputs["x"]).double(), torch.cat(rank_inputs["y"])
             F.cross_entropy(model(x), y, reduction="sum").backward()
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
             counts.append(len(y) if counts_all else int((y != UNLABELLED).sum()))
@@ -674,39 +674,39 @@ def draw_script(kind: str) -> Callable[[Draw], list[Any]]:
         zeros = d.rank("rank {} has rows of zeros") if kind == "plain" else -1
         lr, steps = 1e-4 if large else d.one_of(0.1, 0.2, 0.3), d.one_of(2, 3)
         weights = draw_weights(d, 0.3, EXPERT_SHAPES if experts else SHAPES)
-        test, made = d.randn(rows + 2, FEATURES), []
+        test, inputs = d.randn(rows + 2, FEATURES), []
         for rank in d.ranks:
             x = [(d.randn(rows, FEATURES) + 0.5 * rank) * (rank != zeros) for _ in range(steps)]
             for t, batch in enumerate(x if experts else ()):
                 batch[:, 0] = batch[:, 0].abs() if unused or (rank + t) % 2 == 0 else batch[:, 0]
             y = [targets_of(loss, (1000 if large else 1) * d.randn(rows, CLASSES)) for _ in x]
-            made.append(
+            inputs.append(
                 {"weights": weights, "x": x, "y": y, "test": test, "loss": loss, "lr": lr}
                 | {"kind": model, "frozen": frozen, "training": d.form.training}
             )
-        return made
+        return inputs
 
     return draw
 
 
-def script_model(own: Any) -> nn.Module:
+def script_model(inputs: Any) -> nn.Module:
     """Return the model of this rank."""
-    if own["kind"] == "experts":
-        return Experts(own["weights"], own["frozen"])
-    norm = nn.BatchNorm1d(HIDDEN, dtype=own["weights"][0].dtype)
-    return network(own["weights"], norm if own["kind"] == "norm" else None)
+    if inputs["kind"] == "experts":
+        return Experts(inputs["weights"], inputs["frozen"])
+    norm = nn.BatchNorm1d(WIDTH, dtype=inputs["weights"][0].dtype)
+    return network(inputs["weights"], norm if inputs["kind"] == "norm" else None)
 
 
-def run_script(script: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_script(script: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Train with the script; return the replica's weights, and with ``norm`` more values.
 
     A script of the kind ``norm`` also gets test rows, and returns its predictions for them.
     """
-    model = given.model(script_model(own))
-    batches = given.iterable(list(zip(own["x"], own["y"], strict=True)))
-    tested = [own["test"]] if own["kind"] == "norm" else []
-    loss_fn = loss_of(own["loss"])
-    returned = script(model, loss_fn, batches, *tested, own["lr"], group=given.group)
+    model = case.model(script_model(inputs))
+    batches = case.iterable(list(zip(inputs["x"], inputs["y"], strict=True)))
+    tested = [inputs["test"]] if inputs["kind"] == "norm" else []
+    loss_fn = loss_of(inputs["loss"])
+    returned = script(model, loss_fn, batches, *tested, inputs["lr"], group=case.group)
     return trained(model, returned if tested else None)
 
 
@@ -722,17 +722,14 @@ def trained(model: nn.Module, prediction: Any) -> dict[str, Any]:
 
 
 def script_if(averages: str) -> Callable[..., Any]:
-    """Return the mistake of a script that averages ``nothing``, ``parameters`` or ``gradients``.
-
-    It averages no buffers.
-    """
+    """Return the mistake of a script that averages ``parameters`` or ``gradients``, no buffers."""
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        models = [script_model(own).train(own["training"]) for own in inputs]
+        models = [script_model(member).train(member["training"]) for member in inputs]
         for step in range(len(inputs[0]["x"])):
-            for own, model in zip(inputs, models, strict=True):
+            for member, model in zip(inputs, models, strict=True):
                 model.zero_grad()
-                loss_of(own["loss"])(model(own["x"][step]), own["y"][step]).backward()
+                loss_of(member["loss"])(model(member["x"][step]), member["y"][step]).backward()
             for params in zip(*(model.parameters() for model in models), strict=True):
                 grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
                 middle = torch.stack([param.detach() for param in params]).mean(0)
@@ -741,17 +738,16 @@ def script_if(averages: str) -> Callable[..., Any]:
                     start = middle if averages == "parameters" else param.data
                     grad = mean if averages == "gradients" else own_grad
                     param.data = start - inputs[0]["lr"] * grad
-        own, model = inputs[me], models[me]
-        if own["kind"] != "norm" or averages != "gradients":
+        rank_inputs, model = inputs[me], models[me]
+        if rank_inputs["kind"] != "norm" or averages != "gradients":
             return trained(model, None)
         with torch.no_grad():
-            return trained(model, model.eval()(own["test"]))
+            return trained(model, model.eval()(rank_inputs["test"]))
 
     return mistake
 
 
 SCRIPT_MISTAKES = {
-    "a run with this rank's own gradients: nothing was averaged": script_if("nothing"),
     "a run that averages the parameters, and then takes a step with this rank's own gradient": (
         script_if("parameters")
     ),

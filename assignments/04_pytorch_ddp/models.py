@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from course_lib.checking import Draw
 
-FEATURES, HIDDEN, CLASSES = 32, 16, 3
-SHAPES = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
+FEATURES, WIDTH, CLASSES = 32, 16, 3
+SHAPES = ((WIDTH, FEATURES), (WIDTH,), (CLASSES, WIDTH), (CLASSES,))
 """Shapes of the small network's parameters."""
 NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
 EXPERT_SHAPES = ((CLASSES, FEATURES), (CLASSES,)) * 2
@@ -89,7 +89,7 @@ class Watched(nn.Module):
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
-        norm = nn.BatchNorm1d(HIDDEN)
+        norm = nn.BatchNorm1d(WIDTH)
         norm.running_mean, norm.running_var = weights[1].clone(), 1 + weights[1].square()
         self.layers = nn.Sequential(*network(weights, norm), nn.Dropout()).to(weights[0].dtype)
         self.rows: list[int] = []
@@ -157,13 +157,13 @@ def running(run: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def content_of(optimizer: Any, where: str = "") -> dict[str, Any]:
+def content_of(optimizer: Any, suffix: str = "") -> dict[str, Any]:
     """Return the content of an optimizer's ``state_dict()``, as plain values with readable keys."""
     state, groups = optimizer.get("state", {}), optimizer.get("param_groups", [])
     settings = {
         f"{key} of group {i}": group[key] for i, group in enumerate(groups) for key in group
     }
     return {
-        f"optimizer's state of parameter {{}}{where}": [dict(state[i]) for i in sorted(state)],
-        f"optimizer's setting{where}": settings,
+        f"optimizer's state of parameter {{}}{suffix}": [dict(state[i]) for i in sorted(state)],
+        f"optimizer's setting{suffix}": settings,
     }

@@ -7,6 +7,7 @@ makes a case from a seed. A program gets only its rank's input.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -25,6 +26,7 @@ from course_lib.checking import (
 )
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 from course_lib.checking.defence import defence, drawn_network, one_of
+from course_lib.checking.on_ranks.leaves import with_tensors
 from course_lib.ranks import compute
 from course_lib.ranks.explain.words import format_table
 
@@ -41,38 +43,38 @@ class Unusual:
         chosen = list(dict.fromkeys(d.one_of(*kinds) for _ in range(3)))
         lost = {second for first, second in apart if first in chosen}
         self._ranks = {
-            words: d.rank(words, one_in=1) if "{}" in words else d.maybe(words, 0, -1, one_in=1)
-            for words in chosen
-            if words not in lost
+            kind: d.rank(kind, one_in=1) if "{}" in kind else d.maybe(kind, 0, -1, one_in=1)
+            for kind in chosen
+            if kind not in lost
         }
 
-    def has(self, words: str) -> bool:
+    def has(self, kind: str) -> bool:
         """Return whether the case has this feature."""
-        return self.rank(words) >= 0
+        return self.rank(kind) >= 0
 
-    def rank(self, words: str) -> int:
+    def rank(self, kind: str) -> int:
         """Return the rank that has this feature, or -1."""
-        return self._ranks.get(words, -1)
+        return self._ranks.get(kind, -1)
 
 
 # Task 1: gradients that travel together -----------------------------------------------------------
 
 
-def run_assign(assign_buckets: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_assign(assign_buckets: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``assign_buckets(params, cap, first_cap)`` several times; return the answers."""
-    made = []
-    for elements, dtype, trainable in own["tensors"]:
+    params = []
+    for elements, dtype, trainable in inputs["tensors"]:
         # Each tensor is a part of a larger one, so the size of its memory is not its own size.
-        memory = torch.ones(elements + 3, dtype=getattr(torch, dtype), device=given.device)
-        made.append(nn.Parameter(memory[:elements], requires_grad=trainable))
-        made[-1].grad = torch.ones_like(made[-1]) if own["gradients"] else None
-    gradients = [param.grad for param in made]
-    given.watch.add_parameters("the parameters", made)
+        memory = torch.ones(elements + 3, dtype=getattr(torch, dtype), device=case.device)
+        params.append(nn.Parameter(memory[:elements], requires_grad=trainable))
+        params[-1].grad = torch.ones_like(params[-1]) if inputs["gradients"] else None
+    gradients = [param.grad for param in params]
+    case.watch.add_parameters("the parameters", params)
     answers = [
-        assign_buckets(given.iterable([made[i] for i in order]), *caps)
-        for order, caps in own["calls"]
+        assign_buckets(case.iterable([params[i] for i in order]), *caps)
+        for order, caps in inputs["calls"]
     ]
-    if any(param.grad is not gradient for param, gradient in zip(made, gradients, strict=True)):
+    if any(param.grad is not gradient for param, gradient in zip(params, gradients, strict=True)):
         raise RuntimeError("assign_buckets changes .grad, but must only return positions")
     return answers
 
@@ -94,7 +96,7 @@ def draw_assign(d: Draw) -> list[Any]:
     sizes = [d.one_of(0, 1, 2) if empty else d.one_of(1, 1, 2, 2, 3, 5) for _ in range(n)]
     if large:
         sizes[d.one_of(*range(n))] = 30
-    kept = set(range(n)) - {d.one_of(*range(n)) for _ in range(frozen)}
+    trainable = set(range(n)) - {d.one_of(*range(n)) for _ in range(frozen)}
     order = [*range(n)]
     for _ in range(d.one_of(1, 2) if unusual.has("some are there twice") else 0):
         order.insert(d.one_of(*range(len(order) + 1)), d.one_of(*range(n)))
@@ -104,7 +106,7 @@ def draw_assign(d: Draw) -> list[Any]:
         first = unit * d.one_of(1, 2, 4, 12) + d.one_of(0, 0, 1)
         return 0 if zero else unit * d.one_of(3, 4, 6, 8, 10) + d.one_of(0, 0, 1), first
 
-    tensors = [(size, d.one_of(*dtypes), i in kept) for i, size in enumerate(sizes)]
+    tensors = [(size, d.one_of(*dtypes), i in trainable) for i, size in enumerate(sizes)]
     caps = draw_caps()
     calls = [(order, caps), (order, draw_caps()), (order[::-1], caps), (order, caps)]
     return [{"tensors": tensors, "calls": calls, "gradients": d.one_of(False, True)}]
@@ -149,16 +151,16 @@ def table(tensors: Sequence[Any], order: Sequence[int], caps: tuple[int, int]) -
 # Task 2: a bucket on its way ----------------------------------------------------------------------
 
 
-def run_send(send_bucket: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_send(send_bucket: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``send_bucket(params, group=group)``, compute for a while, and call the result.
 
     If there are two buckets, both are on their way at once.
     """
-    params = parameters_of(own)
-    given.watch.add_parameters("the parameters", params)
+    params = parameters_of(inputs)
+    case.watch.add_parameters("the parameters", params)
     finishes = []
-    for bucket in own["buckets"]:
-        finish = send_bucket(given.iterable([params[i] for i in bucket]), group=given.group)
+    for bucket in inputs["buckets"]:
+        finish = send_bucket(case.iterable([params[i] for i in bucket]), group=case.group)
         finishes.append(expect_function(finish, "what send_bucket returns"))
     compute(1e-3)
     for finish in finishes[::-1]:
@@ -166,12 +168,12 @@ def run_send(send_bucket: Callable[..., Any], own: Any, given: Given) -> Any:
     return {"gradient of parameter {}": [param.grad for param in params]}
 
 
-def parameters_of(own: Any) -> list[nn.Parameter]:
+def parameters_of(inputs: Any) -> list[nn.Parameter]:
     """Return the layers' weights as parameters, with their gradients from before the first step."""
     params = []
-    for i, (weight, before) in enumerate(zip(own["weights"], own["before"], strict=True)):
-        weight = weight.double() if i in own.get("doubles", ()) else weight
-        params.append(nn.Parameter(weight, requires_grad=i not in own.get("frozen", ())))
+    for i, (weight, before) in enumerate(zip(inputs["weights"], inputs["before"], strict=True)):
+        weight = weight.double() if i in inputs.get("doubles", ()) else weight
+        params.append(nn.Parameter(weight, requires_grad=i not in inputs.get("frozen", ())))
         params[-1].grad = None if before is None else before.to(weight.dtype, copy=True)
     return params
 
@@ -199,10 +201,8 @@ def draw_bucket(d: Draw) -> list[Any]:
     places = [*range(len(shapes))]
     buckets = [places[::2], places[1::2]] if unusual.has("two buckets at once") else [places]
     nowhere = unusual.has("a gradient that no rank has")
-    missing, bare = (
-        unusual.rank("rank {} lacks a gradient"),
-        unusual.rank("rank {} has no gradients"),
-    )
+    incomplete = unusual.rank("rank {} lacks a gradient")
+    bare = unusual.rank("rank {} has no gradients")
     zeros = unusual.rank("only zeros on rank {}")
     overflow = unusual.rank("an inf or NaN on rank {}")
     size, lacking = 300 if unusual.has("large gradients") else 1, d.one_of(*places)
@@ -210,8 +210,8 @@ def draw_bucket(d: Draw) -> list[Any]:
 
     def gradients_of(rank: int) -> list[Tensor | None]:
         drawn = [size * (rank != zeros) * d.randn(*shape) for shape in shapes]
-        drawn = [d.not_finite(each) for each in drawn] if rank == overflow else drawn
-        lacks = {lacking} if nowhere or rank == missing else {*places} if rank == bare else ()
+        drawn = [d.not_finite(gradient) for gradient in drawn] if rank == overflow else drawn
+        lacks = {lacking} if nowhere or rank == incomplete else {*places} if rank == bare else ()
         return [None if i in lacks else gradient for i, gradient in enumerate(drawn)]
 
     return [{"weights": weights, "before": gradients_of(r), "buckets": buckets} for r in d.ranks]
@@ -219,14 +219,9 @@ def draw_bucket(d: Draw) -> list[Any]:
 
 def sum_of(key: str) -> Callable[..., Any]:
     """Return the mistake that gives K times the mean."""
-
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        means, k = expected[me][key], len(inputs)
-        steps = means if isinstance(means[0], list) else [means]
-        sums = [[None if mean is None else k * mean for mean in step] for step in steps]
-        return {key: sums if isinstance(means[0], list) else sums[0]}
-
-    return mistake
+    return lambda inputs, me, expected: {
+        key: with_tensors(expected[me][key], lambda mean: len(inputs) * mean)
+    }
 
 
 SUM = "the sum over the ranks, not the mean"
@@ -239,22 +234,23 @@ SUM = "the sum over the ranks, not the mean"
 GRADIENTS = "gradient in step {} of parameter {}"
 
 
-def run_hooks(hook_buckets: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_hooks(hook_buckets: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``hook_buckets(buckets, group=group)``; in each step, do backward and ``finish()``.
 
     If there are two models, each has its own call, and both take their steps at once.
     """
-    params, finishes = parameters_of(own), []
-    for model in own["models"]:
-        buckets = [[params[i] for i in bucket] for bucket in own["buckets"] if bucket[0] in model]
-        made = hook_buckets(tuple(buckets) if own["in_tuple"] else buckets, group=given.group)
-        finishes.append(expect_function(made, "what hook_buckets returns"))
-    return take_steps(params, own, finishes)
+    params, finishes = parameters_of(inputs), []
+    for model in inputs["models"]:
+        places = [bucket for bucket in inputs["buckets"] if bucket[0] in model]
+        buckets = [[params[i] for i in bucket] for bucket in places]
+        finish = hook_buckets(tuple(buckets) if inputs["in_tuple"] else buckets, group=case.group)
+        finishes.append(expect_function(finish, "what hook_buckets returns"))
+    return take_steps(params, inputs, finishes)
 
 
 def take_steps(
     params: Sequence[nn.Parameter],
-    own: Any,
+    inputs: Any,
     finishes: Sequence[Callable[[], object]],
     no_syncs: Sequence[Callable[[], Any]] = (),
 ) -> Any:
@@ -263,14 +259,14 @@ def take_steps(
     All micro-batches of a step except the last are inside the ``no_sync`` of every model.
     """
     gradients = []
-    for step, in_place in zip(own["steps"], own["in_place"], strict=True):
+    for step, in_place in zip(inputs["steps"], inputs["in_place"], strict=True):
         *local, last = step
         for batch in local:
-            call = partial(in_nested, no_syncs, partial(backward, params, batch, own["seconds"]))
-            inside(no_syncs, own["interrupted"], call)
-        quiet = [no_syncs[i] for i in own["quiet"]]
-        inside(quiet, False, partial(backward, params, last, own["seconds"]))
-        for param in params if own["replaced"] else ():  # as code that unscales gradients does
+            call = partial(in_nested, no_syncs, partial(backward, params, batch, inputs["seconds"]))
+            inside(no_syncs, inputs["interrupted"], call)
+        quiet = [no_syncs[i] for i in inputs["quiet"]]
+        inside(quiet, False, partial(backward, params, last, inputs["seconds"]))
+        for param in params if inputs["replaced"] else ():  # as code that unscales gradients does
             param.grad = None if param.grad is None else param.grad.clone()
         for finish in finishes[::-1]:
             finish()
@@ -302,12 +298,11 @@ def inside(
     contexts: Sequence[Callable[[], Any]], interrupted: bool, call: Callable[[], object]
 ) -> None:
     """Make the call inside all these contexts; if `interrupted`, leave them by an exception."""
-    if not contexts:
-        call()
-        return
     try:
-        with contexts[0]():
-            inside(contexts[1:], interrupted, call)
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            call()
             if interrupted:
                 raise _InterruptedError
         if interrupted:
@@ -351,8 +346,8 @@ def draw_chain(d: Draw, unusual: Unusual, counts: Sequence[int]) -> list[Any]:
     if len(d.features) > 1:  # so the case has a name that can be read
         twist, numbers = d.one_of((twist, ""), ("", numbers))
     special, before = d.one_of(*d.ranks), d.one_of("", ".grad is not empty")
-    for words in filter(None, (twist, numbers.format(special), before)):
-        d.say(words)
+    for feature in filter(None, (twist, numbers.format(special), before)):
+        d.say(feature)
     n = d.one_of(8, 12) if long else d.one_of(3, 4, 6)
     shapes = [(d.one_of(16, 64, 200),) if long else (i + 1, 2) for i in range(n)]
     # With two models, the first one has enough layers to lose one.
@@ -374,10 +369,10 @@ def draw_chain(d: Draw, unusual: Unusual, counts: Sequence[int]) -> list[Any]:
             uses = [i for i in uses if i not in absent[step][batch] or 0 in shapes[i]]
         uses = [*uses, *uses[:1]] if tied else uses
         uses = [] if idle and step == count - 1 else uses
-        here = numbers if rank == special or "{}" not in numbers else ""
-        size = 300 if here == NUMBERS[0] else 0 if here == NUMBERS[1] else 1
+        numbers_here = numbers if rank == special or "{}" not in numbers else ""
+        size = 300 if numbers_here == NUMBERS[0] else 0 if numbers_here == NUMBERS[1] else 1
         drawn = [(i, size * d.randn(*shapes[i])) for i in uses]
-        return [(i, d.not_finite(x) if here == NUMBERS[2] else x) for i, x in drawn]
+        return [(i, d.not_finite(x) if numbers_here == NUMBERS[2] else x) for i, x in drawn]
 
     common = {
         "weights": [d.randn(*shape) for shape in shapes],
@@ -391,13 +386,13 @@ def draw_chain(d: Draw, unusual: Unusual, counts: Sequence[int]) -> list[Any]:
         "quiet": [],
         "seconds": d.one_of(100e-6, 200e-6) if long else 20e-6,
     }
-    made = []
+    inputs = []
     for rank in d.ranks:
         steps = [[draw_batch(rank, s, b) for b in range(size)] for s, size in enumerate(sizes)]
         drawn = [d.randn(*shape) for shape in shapes]
-        held = [each if before and i not in frozen else None for i, each in enumerate(drawn)]
-        made.append({**common, "steps": steps, "before": held})
-    return made
+        held = [g if before and i not in frozen else None for i, g in enumerate(drawn)]
+        inputs.append({**common, "steps": steps, "before": held})
+    return inputs
 
 
 def shuffled(d: Draw, items: Sequence[int]) -> list[int]:
@@ -409,15 +404,15 @@ def shuffled(d: Draw, items: Sequence[int]) -> list[int]:
 def draw_hooks(d: Draw) -> list[Any]:
     """Draw a chain of layers, and cut the trained ones into buckets, from the last to the first."""
     unusual = Unusual(d, CHAIN_KINDS, APART)
-    made = draw_chain(d, unusual, [1])
+    inputs = draw_chain(d, unusual, [1])
     buckets = []
-    for model in made[0]["models"]:
-        trained = [i for i in reversed(model) if i not in made[0]["frozen"]]
+    for model in inputs[0]["models"]:
+        trained = [i for i in reversed(model) if i not in inputs[0]["frozen"]]
         cuts = {d.one_of(*range(len(trained))) for _ in range(d.one_of(1, 3))}
         buckets += [trained[a:b] for a, b in pairwise(sorted({0, *cuts, len(trained)}))]
     doubles = d.one_of(*buckets) if unusual.has("two dtypes") else []
     changes = {"buckets": buckets, "doubles": doubles, "in_tuple": d.one_of(True, False)}
-    return [{**own, **changes} for own in made]
+    return [{**rank_inputs, **changes} for rank_inputs in inputs]
 
 
 def of_the_step_before(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
@@ -435,15 +430,18 @@ def as_if_steps(
 
     def changed(inputs: Sequence[Any]) -> Sequence[Any]:
         layers = [
-            [[i for i, _ in batch] for step in own["steps"] for batch in step] for own in inputs
+            [[i for i, _ in batch] for step in member["steps"] for batch in step]
+            for member in inputs
         ]
-        alike = all(each == layers[0] for each in layers)
-        made = []
-        for own in inputs:
-            steps = [change(step) for step in own["steps"]] if alike else []
-            before = own["before"] if with_before else [None] * len(own["before"])
-            made.append({**own, "steps": steps, "before": before})
-        return made
+        alike = layers[1:] == layers[:-1]
+        return [
+            {
+                **member,
+                "steps": [change(step) for step in member["steps"]] if alike else [],
+                "before": [g if with_before else None for g in member["before"]],
+            }
+            for member in inputs
+        ]
 
     return changed
 
@@ -468,39 +466,39 @@ IN_ORDER = (
 # Task 4: your own data parallel -------------------------------------------------------------------
 
 
-def run_parallel(data_parallel: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_parallel(data_parallel: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``data_parallel(params, cap, first_cap, group=group)``; accumulate and ``finish()``."""
-    params, finishes, no_syncs = parameters_of(own), [], []
-    for model in own["models"]:
-        listed = [params[i] for i in (*model, *(i for i in own["tied"] if i in model))]
-        made = data_parallel(given.iterable(listed), *own["caps"], group=given.group)
-        if not isinstance(made, tuple) or len(made) != 2:
+    params, finishes, no_syncs = parameters_of(inputs), [], []
+    for model in inputs["models"]:
+        listed = [params[i] for i in (*model, *(i for i in inputs["tied"] if i in model))]
+        functions = data_parallel(case.iterable(listed), *inputs["caps"], group=case.group)
+        if not isinstance(functions, tuple) or len(functions) != 2:
             raise TypeError(
-                f"data_parallel returns {type(made).__name__}, expected (finish, no_sync)"
+                f"data_parallel returns {type(functions).__name__}, expected (finish, no_sync)"
             )
-        finishes.append(expect_function(made[0], "finish"))
-        no_syncs.append(expect_function(made[1], "no_sync"))
-    return take_steps(params, own, finishes, no_syncs)
+        finishes.append(expect_function(functions[0], "finish"))
+        no_syncs.append(expect_function(functions[1], "no_sync"))
+    return take_steps(params, inputs, finishes, no_syncs)
 
 
 def draw_parallel(d: Draw) -> list[Any]:
     """Draw a chain of layers, micro-batches and caps."""
     unusual = Unusual(d, (*CHAIN_KINDS, *2 * ("exceptions leave no_sync",)), APART)
     interrupted = unusual.has("exceptions leave no_sync")
-    made = draw_chain(d, unusual, [2, 3] if interrupted else [1, 1, 2, 3])
-    if not interrupted and max(len(step) for step in made[0]["steps"]) > 1:
+    inputs = draw_chain(d, unusual, [2, 3] if interrupted else [1, 1, 2, 3])
+    if not interrupted and max(len(step) for step in inputs[0]["steps"]) > 1:
         d.say("no_sync")
-    quiet = d.one_of([0], [1], []) if made[0]["models"][1:] else []
+    quiet = d.one_of([0], [1], []) if inputs[0]["models"][1:] else []
     if quiet:
         d.say("one of them always in no_sync")
-    places, unit = range(len(made[0]["weights"])), d.dtype.itemsize
+    places, unit = range(len(inputs[0]["weights"])), d.dtype.itemsize
     doubles = [d.one_of(*places), d.one_of(*places)] if unusual.has("two dtypes") else []
     cap, first = (128, 256, 400), (16, 64)
     if len(places) < 8:
         cap, first = (5, 7, 10, 24), (1, 2, 7, 40)
     caps = [unit * d.one_of(*cap) + d.one_of(0, 0, 1), unit * d.one_of(*first)]
     changes = {"doubles": doubles, "interrupted": interrupted, "quiet": quiet, "caps": caps}
-    return [{**own, **changes} for own in made]
+    return [{**rank_inputs, **changes} for rank_inputs in inputs]
 
 
 NO_SYNC = "A tied parameter is in one bucket, once. Send nothing in no_sync."
@@ -522,12 +520,12 @@ def drawn_chain(generator: torch.Generator) -> tuple[Case, list[Any]]:
     sizes = [8 * one_of(generator, *range(2, 20)) for _ in range(layers)]
     cap, first_cap = one_of(generator, 120, 160, 200), one_of(generator, 40, 80, 120)
     unused = one_of(generator, 2, 3, 4)
-    network, words = drawn_network(generator)
+    network, description = drawn_network(generator)
     bytes_each = ", ".join(str(4 * size) for size in sizes)
     name = (
         f"{k} ranks, one backward. The gradients of layers 0 to {layers - 1} have {bytes_each} B.\n"
         f"Layer {unused} is not used; backward takes {micros} µs per other layer. The cap is "
-        f"{4 * cap} B, the first cap {4 * first_cap} B.\n{words}; an all_reduce is a ring."
+        f"{4 * cap} B, the first cap {4 * first_cap} B.\n{description}; an all_reduce is a ring."
     )
 
     def draw() -> list[Tensor]:
@@ -537,11 +535,11 @@ def drawn_chain(generator: torch.Generator) -> tuple[Case, list[Any]]:
     common |= {"tied": [], "models": [[*range(layers)]], "in_place": [False], "replaced": False}
     common |= {"interrupted": False, "quiet": [], "seconds": 1e-6 * micros}
     common |= {"caps": [4 * cap, 4 * first_cap]}
-    own = [
+    inputs = [
         {**common, "steps": [[[(i, x) for i, x in enumerate(draw()) if i != unused]]]}
         for _ in range(k)
     ]
-    return Case(name, k, network=network), own
+    return Case(name, k, network=network), inputs
 
 
 # The checks ---------------------------------------------------------------------------------------

@@ -28,32 +28,22 @@ def in_place(params, group=None):
             param.grad /= dist.get_world_size(group)
 
 
-def in_float64(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            wide = param.grad.double()
-            dist.all_reduce(wide, group=group)
-            param.grad = (wide / dist.get_world_size(group)).to(param.dtype)
-
-
 def does_nothing(params, group=None):
     return
 
 
 def to_one_rank(params, group=None):
-    first = dist.get_global_rank(group, 0) if group is not None else 0
     for param in params:
         if param.grad is not None:
-            dist.reduce(param.grad, first, group=group)
-            if dist.get_rank() == first:
+            dist.reduce(param.grad, group=group, group_dst=0)
+            if dist.get_rank(group) == 0:
                 param.grad /= dist.get_world_size(group)
 
 
 def from_one_rank(params, group=None):
-    first = dist.get_global_rank(group, 0) if group is not None else 0
     for param in params:
         if param.grad is not None:
-            dist.broadcast(param.grad, first, group=group)
+            dist.broadcast(param.grad, group=group, group_src=0)
 
 
 def keeps_zeros(params, group=None):
@@ -74,42 +64,42 @@ def gives_zeros_to_the_frozen(params, group=None):
 
 
 def one_per_shape(params, group=None):
-    done = {}
+    means = {}
     for param in params:
         if param.grad is not None:
-            if param.shape not in done:
+            if param.shape not in means:
                 dist.all_reduce(param.grad, group=group)
-                done[param.shape] = param.grad / dist.get_world_size(group)
-            param.grad = done[param.shape].clone()
+                means[param.shape] = param.grad / dist.get_world_size(group)
+            param.grad = means[param.shape].clone()
 
 
-def adds_to_the_last_call(params, group=None, kept={}):
+def adds_to_the_last_call(params, group=None, state={}):
     for i, param in enumerate(params):
         if param.grad is not None:
             dist.all_reduce(param.grad, group=group)
             param.grad /= dist.get_world_size(group)
-            before = kept.get(i)
+            before = state.get(i)
             if before is not None and before.shape == param.grad.shape:
                 param.grad += before
-            kept[i] = param.grad.clone()
+            state[i] = param.grad.clone()
 
 
-def only_once(params, group=None, kept=[]):
+def only_once(params, group=None, calls=[]):
     for param in params:
         if param.grad is not None:
             mean = param.grad.clone()
             dist.all_reduce(mean, group=group)
-            if not kept:
+            if not calls:
                 param.grad = mean / dist.get_world_size(group)
-    kept.append(True)
+    calls.append(True)
 
 
 K, SUM = "dist.get_world_size(group)", "dist.all_reduce(param.grad, group=group)"
-# Every part of the points has right solutions, or a test that refuses everything would get it.
+# Every part of the points has right solutions, here or in checks.py, or a test that refuses
+# everything would get it.
 CANDIDATES = [
-    Candidate(in_one_message, "sends all gradients in one message", "every gradient", right=True),
-    Candidate(in_place, "averages in place", "every rank", right=True),
-    Candidate(in_float64, "adds up in float64", "every call", right=True),
+    Candidate(in_one_message, "sends all gradients in one message", "every rank", right=True),
+    Candidate(in_place, "averages in place", "every call", right=True),
     Candidate(in_place, "always divides by 2", "the mean", edits=((f"/= {K}", "/= 2"),)),
     Candidate(in_place, "divides twice", "the mean", edits=((SUM, f"param.grad /= {K}\n{SUM}"),)),
     Candidate(does_nothing, "changes nothing", "every rank"),
@@ -127,7 +117,7 @@ CANDIDATES = [
 ]
 
 # The other tasks draw their hidden cases from the class's secret seed.
-HIDDEN = {"is_right": tuple(each.case() for each in CANDIDATES)}
+HIDDEN = {"is_right": tuple(candidate.case() for candidate in CANDIDATES)}
 
 # Modules with the answers to this assignment: they cannot be imported while it is graded.
 MASKED = ("course_lib.sharding", "course_lib.replicas")

@@ -37,10 +37,7 @@ tree_broadcast__doubling_edited = edits_of(
         "contiguous().copy_(data",
     ),
     Mutant(
-        "never_received",
-        "memory of torch.empty holds",
-        "tensor.contiguous(",
-        "torch.empty(tensor.shape, dtype=tensor.dtype",
+        "never_received", "memory of torch.empty holds", "contiguous()", "new_empty(tensor.shape)"
     ),
     Mutant(
         "takes_src_for_a_number_in_the_group",
@@ -54,19 +51,6 @@ tree_broadcast__doubling_edited = edits_of(
         "()",
         "() if tensor.dim() > 1 else tensor",
         VIRTUAL,
-    ),
-    Mutant(
-        "a_chain",
-        "Let every rank that has the tensor pass it on, all at the same time",
-        "if place < width and place + width < k",
-        "if place == width - 1",
-        VIRTUAL,
-        also=(
-            ("elif width <= place < 2 * width", "elif place == width"),
-            ("(rank + width)", "(rank + 1)"),
-            ("(rank - width)", "(rank - 1)"),
-            ("width *= 2", "width += 1"),
-        ),
     ),
     Mutant("from_whoever_sends", None, "group=group, group_src=(rank - width) % k", "group=group"),
 )
@@ -106,22 +90,19 @@ def ring_reduce_scatter__to_the_right(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     chunks = list(tensor.flatten().clone().tensor_split(k))
     for step in range(k - 1):
-        mine = (rank - step - 2) % k
-        incoming = torch.empty_like(chunks[mine])
-        sending = dist.isend(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k)
+        place = (rank - step - 2) % k
+        incoming = torch.empty_like(chunks[place])
+        sending = dist.isend(chunks[(place + 1) % k], group=group, group_dst=(rank + 1) % k)
         receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k)
         sending.wait()
         receiving.wait()
-        chunks[mine] += incoming
+        chunks[place] += incoming
     return chunks[rank]
 
 
 ring_reduce_scatter__to_the_right_edited = edits_of(
     ring_reduce_scatter__to_the_right,
-    Mutant(
-        *("deadlock", "waits in send", "sending = dist.isend", "dist.send", VIRTUAL),
-        also=(("sending.wait()", "pass"),),
-    ),
+    Mutant("deadlock", "waits in send", "isend(", "send(", VIRTUAL, (("sending.wait()", "pass"),)),
     Mutant(
         "in_turns",
         "Send and receive at the same time",
@@ -136,7 +117,7 @@ ring_reduce_scatter__to_the_right_edited = edits_of(
         "shares memory with tensor",
         ".clone()",
         "",
-        also=(("chunks[mine] += incoming", "chunks[mine] = chunks[mine] + incoming"),),
+        also=(("chunks[place] += incoming", "chunks[place] = chunks[place] + incoming"),),
     ),
     Mutant(
         "in_float64",
@@ -164,16 +145,16 @@ ring_reduce_scatter__to_the_right_edited = edits_of(
 @passes
 def ring_all_gather__to_the_right(chunk, length, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
-    whole = chunk.new_empty(length)
-    chunks = list(whole.tensor_split(k))
+    vector = chunk.new_empty(length)
+    chunks = list(vector.tensor_split(k))
     chunks[rank].copy_(chunk)
     for step in range(k - 1):
-        given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
-        sending = dist.isend(given, group=group, group_dst=(rank + 1) % k)
+        outgoing, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
+        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % k)
         receiving = dist.irecv(got, group=group, group_src=(rank - 1) % k)
         sending.wait()
         receiving.wait()
-    return whole
+    return vector
 
 
 ring_all_gather__to_the_right_edited = edits_of(
@@ -181,7 +162,7 @@ ring_all_gather__to_the_right_edited = edits_of(
     Mutant(
         "in_order_of_arrival",
         "Chunk r comes from rank r of the group",
-        "return whole",
+        "return vector",
         "return torch.cat(chunks[rank:] + chunks[:rank])",
     ),
     Mutant(
@@ -191,22 +172,9 @@ ring_all_gather__to_the_right_edited = edits_of(
         "step + 1) % k], chunks[(rank - step",
     ),
     Mutant("forwards_its_own", "receives them as", "[(rank - step) % k]", "[rank]", VIRTUAL),
-    Mutant(
-        "receives_into_its_input",
-        "changes chunk, which must stay as it is",
-        "return",
-        "chunk.zero_(); return",
-    ),
-    Mutant(
-        "whole_world",
-        "in two groups",
-        "(group)",
-        "()",
-        also=(("group=group", "group=None"),),
-    ),
-    Mutant(
-        "does_not_wait", "never waits for the handle of recv", "receiving.wait()", "pass", VIRTUAL
-    ),
+    Mutant("receives_into_its_input", "changes chunk", "return", "chunk.zero_(); return"),
+    Mutant("whole_world", "in two groups", "(group)", "()", also=(("=group", "=None"),)),
+    Mutant("does_not_wait", "waits for the handle of recv", "receiving.wait()", "pass", VIRTUAL),
     Mutant(
         "to_everybody",
         "may exchange messages only with",
@@ -226,9 +194,9 @@ def ring_all_reduce__in_one_loop(tensor, group=None):
     flat = tensor.flatten().contiguous()
     chunks = flat.tensor_split(k)
     for step in range(2 * (k - 1)):
-        given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
+        outgoing, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
         incoming = torch.empty_like(got)
-        sending = dist.isend(given, group=group, group_dst=(rank + 1) % k)
+        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % k)
         receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k)
         sending.wait()
         receiving.wait()
@@ -246,12 +214,12 @@ def ring_all_reduce__padded(tensor, group=None):
     rows = rows.view(k, size)
     for adding in (True, False):
         for step in range(k - 1):
-            given, got = (rank + step) % k, (rank + step + 1) % k
+            outgoing, got = (rank + step) % k, (rank + step + 1) % k
             if not adding:
-                given, got = (given - 1) % k, (got - 1) % k
+                outgoing, got = (outgoing - 1) % k, (got - 1) % k
             incoming = torch.empty_like(rows[got])
             ops = [
-                dist.P2POp(dist.isend, rows[given], members[rank - 1], group),
+                dist.P2POp(dist.isend, rows[outgoing], members[rank - 1], group),
                 dist.P2POp(dist.irecv, incoming, members[(rank + 1) % k], group),
             ]
             for handle in dist.batch_isend_irecv(ops):
@@ -262,18 +230,12 @@ def ring_all_reduce__padded(tensor, group=None):
 
 ring_all_reduce__in_one_loop_edited = edits_of(
     ring_all_reduce__in_one_loop,
-    Mutant(
-        "leaves_inf",
-        "has an inf or a NaN",
-        "flat.view(tensor.shape)",
-        "flat.nan_to_num().view(tensor.shape)",
-    ),
+    Mutant("leaves_inf", "has an inf or a NaN", "flat.view", "flat.nan_to_num().view"),
     Mutant(
         "into_a_copy",
         "the tensor as it was before the call",
-        "tensor.flatten()",
-        "tensor.flatten().clone()",
-        also=(("tensor.copy_(flat.view(tensor.shape))", "return flat.view(tensor.shape)"),),
+        "tensor.copy_",
+        "tensor.clone().copy_",
     ),
     Mutant(
         "into_the_copy_of_reshape",
@@ -292,9 +254,6 @@ ring_all_reduce__in_one_loop_edited = edits_of(
         "fewer numbers than ranks",
         "tensor_split",
         "chunk(k) if len(flat) % k != 1 else flat.tensor_split",
-    ),
-    Mutant(
-        "through_float32", "were rounded to float32 on the way", ".flatten()", ".flatten().float()"
     ),
     Mutant(
         "gathers_without_the_group",
@@ -318,12 +277,12 @@ def ring_all_reduce__by_reduce_scatter_of_the_library(tensor, group=None):
 
 @passes
 def two_level_all_reduce__all_messages_at_once(tensor, inside, between):
-    def swap(given, got, group):
+    def swap(outgoing, got, group):
         me, k = dist.get_rank(group), dist.get_world_size(group)
         batch = []
         for step in range(1, k):
             to, source = (me + step) % k, (me - step) % k
-            batch.append(dist.P2POp(dist.isend, given[to], group=group, group_peer=to))
+            batch.append(dist.P2POp(dist.isend, outgoing[to], group=group, group_peer=to))
             batch.append(dist.P2POp(dist.irecv, got[source], group=group, group_peer=source))
         for handle in dist.batch_isend_irecv(batch) if batch else []:
             handle.wait()
@@ -342,9 +301,9 @@ def two_level_all_reduce__all_messages_at_once(tensor, inside, between):
         swap([chunk] * k, chunks, group)
 
     flat = tensor.flatten().contiguous()
-    mine = add_up(flat, inside)
-    collect(mine, add_up(mine, between), between)
-    collect(flat, mine, inside)
+    chunk = add_up(flat, inside)
+    collect(chunk, add_up(chunk, between), between)
+    collect(flat, chunk, inside)
     tensor.copy_(flat.view(tensor.shape))
 
 
@@ -353,7 +312,7 @@ two_level_all_reduce__all_messages_at_once_edited = edits_of(
     Mutant(
         "inside_only",
         "only the ranks of this node",
-        "collect(mine, add_up(mine, between), between)",
+        "collect(chunk, add_up(chunk, between), between)",
         "pass",
     ),
     Mutant(
@@ -361,7 +320,7 @@ two_level_all_reduce__all_messages_at_once_edited = edits_of(
         "only the ranks with the same place",
         "add_up(flat, inside)",
         "flat",
-        also=(("collect(flat, mine, inside)", "pass"),),
+        also=(("collect(flat, chunk, inside)", "pass"),),
     ),
     Mutant(
         "wrong_way_round",
@@ -373,11 +332,11 @@ two_level_all_reduce__all_messages_at_once_edited = edits_of(
     Mutant(
         "gathers_between_nodes",
         "hidden case",
-        "collect(mine, add_up(mine, between), between)",
+        "collect(chunk, add_up(chunk, between), between)",
         """
-        parts = [mine.clone() for _ in range(dist.get_world_size(between))]
-        swap([mine] * len(parts), parts, between)
-        mine = sum(parts)
+        parts = [chunk.clone() for _ in range(dist.get_world_size(between))]
+        swap([chunk] * len(parts), parts, between)
+        chunk = sum(parts)
         """,
         ("simulated",),
     ),

@@ -33,26 +33,10 @@ def assign_buckets__open_buckets(params, cap, first_cap):
 
 assign_buckets__open_buckets_edited = edits_of(
     assign_buckets__open_buckets,
-    Mutant(
-        "forward_order",
-        "in which the parameters were put in",
-        "reversed(range(len(params))",
-        "range(len(params)",
-    ),
-    Mutant(
-        "closes_after_the_cap",
-        "the buckets are",
-        "+ param.nbytes >",
-        ">",
-    ),
-    Mutant("all_are_small", "the buckets are", "[], 0, cap", "[], 0, limit"),
+    Mutant("forward_order", "in which the parameters were put in", "reversed(", "("),
+    Mutant("closes_after_the_cap", "the buckets are", "+ param.nbytes >", ">"),
     Mutant("includes_frozen", "some are frozen", "not param.requires_grad:", "False:"),
-    Mutant(
-        "tied_at_its_last_use",
-        "some are there twice",
-        ".setdefault(param, i)",
-        "[param] = i",
-    ),
+    Mutant("tied_at_its_last_use", "some are there twice", ".setdefault(param, i)", "[param] = i"),
     Mutant("mixes_dtypes", "two dtypes", "param.dtype", "'any'"),
     Mutant(
         "in_order_of_opening",
@@ -60,29 +44,12 @@ assign_buckets__open_buckets_edited = edits_of(
         "sorted(buckets, key=min, reverse=True)",
         "buckets",
     ),
+    Mutant("walks_twice", "a second loop over a generator", "params =", "list(params); params ="),
     Mutant(
-        "walks_twice", "a second loop over a generator", "params =", "len(list(params)); params ="
+        "four_bytes", "two bytes each", "param.nbytes", "max(4, param.itemsize) * param.numel()"
     ),
-    Mutant(
-        "four_bytes",
-        "two bytes each",
-        "param.nbytes",
-        "(8 if param.dtype == torch.float64 else 4) * param.numel()",
-    ),
-    Mutant("closes_at_the_cap", "the buckets are", "+ param.nbytes >", "+ param.nbytes >="),
     Mutant("first_cap_above_cap", "the buckets are", "min(cap, first_cap)", "first_cap"),
-    Mutant(
-        "bytes_of_the_memory",
-        "the buckets are",
-        "param.nbytes",
-        "param.untyped_storage().nbytes()",
-    ),
-    Mutant(
-        "one_first_bucket",
-        "two dtypes",
-        "min(cap, first_cap))",
-        "min(cap, first_cap) if not buckets else cap)",
-    ),
+    Mutant("one_first_bucket", "two dtypes", "first_cap))", "first_cap) if not buckets else cap)"),
     Mutant(
         "remembers_caps",
         "the buckets are",
@@ -129,15 +96,8 @@ def send_bucket__views(params, group=None):
 
 send_bucket__by_cat_edited = edits_of(
     send_bucket__by_cat,
-    Mutant(
-        "leaves_inf",
-        "an inf or NaN on rank 0",
-        "flat / dist.get_world_size(group)",
-        "(flat / dist.get_world_size(group)).nan_to_num()",
-    ),
-    Mutant(
-        "sum", "the sum over the ranks, not the mean", "flat / dist.get_world_size(group)", "flat"
-    ),
+    Mutant("leaves_inf", "an inf or NaN on rank 0", "piece.view", "piece.nan_to_num().view"),
+    Mutant("sum", "the sum over the ranks", "flat / dist.get_world_size(group)", "flat"),
     Mutant(
         "divides_what_is_under_way",
         "before its wait()",
@@ -159,7 +119,7 @@ send_bucket__by_cat_edited = edits_of(
         "the result over all ranks, not over the group",
         "group=group",
         "group=None",
-        also=(("get_world_size(group)", "get_world_size()"),),
+        also=(("size(group)", "size()"),),
     ),
     Mutant(
         "leaves_out_what_is_missing",
@@ -172,36 +132,10 @@ send_bucket__by_cat_edited = edits_of(
         "Send each bucket as one tensor",
         "work = dist.all_reduce(flat, group=group, async_op=True)",
         """
-        works = [
-            dist.all_reduce(piece, group=group, async_op=True)
-            for piece in flat.split([p.numel() for p in params])
-        ]
+        pieces = flat.split([p.numel() for p in params])
+        works = [dist.all_reduce(piece, group=group, async_op=True) for piece in pieces]
         """,
         also=(("work.wait()", "[work.wait() for work in works]"),),
-    ),
-    Mutant(
-        "mean_of_those_that_have_one",
-        "lacks a gradient",
-        "mean = flat / dist.get_world_size(group)",
-        """
-        counts = torch.tensor([float(p.grad is not None) for p in params])
-        dist.all_reduce(counts, group=group)
-        sizes = torch.tensor([p.numel() for p in params])
-        mean = flat / counts.clamp(min=1).repeat_interleave(sizes).to(flat.dtype)
-        """,
-    ),
-    Mutant(
-        "in_bfloat16",
-        "gradient of parameter",
-        "[grad.detach().flatten() for grad in grads])",
-        "[grad.detach().flatten().bfloat16() for grad in grads])",
-        also=(("piece.view(param.shape)", "piece.view(param.shape).to(param.dtype)"),),
-    ),
-    Mutant(
-        "moves_the_parameters",
-        "the function changes weights",
-        "param.grad = piece.view(param.shape)",
-        "param.grad = piece.view(param.shape); param.data.sub_(param.grad)",
     ),
     Mutant(
         "nothing_to_send_alone",
@@ -218,26 +152,7 @@ send_bucket__by_cat_edited = edits_of(
         "two buckets at once",
         "group=None):",
         "group=None, kept={}):",
-        also=(
-            (
-                "flat = torch.cat([grad.detach().flatten() for grad in grads])",
-                """
-                new = torch.cat([grad.detach().flatten() for grad in grads])
-                flat = kept.setdefault((new.numel(), new.dtype), new.clone())
-                flat.copy_(new)
-                """,
-            ),
-        ),
-    ),
-    Mutant(
-        "one_at_a_time",
-        "two buckets at once",
-        "group=None):",
-        "group=None, kept={}):",
-        also=(
-            ("flat = torch.cat", "kept['flat'] = flat = torch.cat"),
-            ("= flat /", "= kept['flat'] /"),
-        ),
+        also=(("work =", "flat = kept.setdefault(len(flat), flat.clone()).copy_(flat); work ="),),
     ),
 )
 
@@ -254,7 +169,8 @@ def hook_buckets__one_order(buckets, group=None):
         params = buckets[len(sent)]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
         flat = torch.cat([grad.detach().flatten() for grad in grads])
-        sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
+        work = dist.all_reduce(flat, group=group, async_op=True)
+        sent.append((flat, work))
 
     def hook(param):
         ready.add(param)
@@ -289,8 +205,10 @@ hook_buckets__one_order_edited = edits_of(
             ("ready, sent = set(), []", "ready, sent, grads = set(), [], {}"),
             (
                 "grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]",
-                "params[0].grad; [setattr(p, 'grad', torch.zeros_like(p)) for p in params if p.grad"
-                " is None]; grads.update((p, p.grad) for p in params)",
+                """
+                for p in params:
+                    p.grad = grads[p] = torch.zeros_like(p) if p.grad is None else p.grad
+                """,
             ),
             ("for grad in grads]", "for grad in map(grads.get, params)]"),
         ),
@@ -298,15 +216,11 @@ hook_buckets__one_order_edited = edits_of(
     Mutant(
         "before_accumulation",
         "gradient in step 0",
-        "register_post_accumulate_grad_hook(hook",
-        "register_hook(lambda _, p=param: hook(p)",
+        "register_post_accumulate_grad_hook(hook)",
+        "register_hook(lambda _, p=param: hook(p))",
     ),
     Mutant(
-        "all_in_finish",
-        "Launch it in the hook that completes it",
-        "param.register_post_accumulate_grad_hook(hook)",
-        "pass",
-        VIRTUAL,
+        "all_in_finish", "Launch it in the hook that completes it", "(hook)", "(ready.add)", VIRTUAL
     ),
     Mutant(
         "when_complete",
@@ -318,48 +232,30 @@ hook_buckets__one_order_edited = edits_of(
             (
                 "while len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):",
                 """
-        bucket = buckets[bucket_of[param]]
-        if ready.issuperset(bucket):
-            order.append(bucket)
-        """,
+                bucket = buckets[bucket_of[param]]
+                if ready.issuperset(bucket):
+                    order.append(bucket)
+                """,
             ),
             (
                 "while len(sent) < len(buckets):",
                 """
-        order.extend(b for b in buckets if all(b is not o for o in order))
-        while len(sent) < len(buckets):
-        """,
+                order.extend(b for b in buckets if all(b is not o for o in order))
+                while len(sent) < len(buckets):
+                """,
             ),
-            ("zip(buckets, sent, strict=True)", "zip(order, sent, strict=True)"),
+            ("zip(buckets, sent", "zip(order, sent"),
             ("ready.clear()", "ready.clear(); order.clear()"),
         ),
     ),
     Mutant(
         "unused_never_leaves",
         "waits in all_reduce",
-        """
-        while len(sent) < len(buckets):
-            launch()
-        for params, (flat, work) in zip(buckets, sent, strict=True):
-        """,
-        """
-        while False:
-            launch()
-        for params, (flat, work) in zip(buckets, sent):
-        """,
+        "while len(sent) < len(buckets):",
+        "while False:",
+        also=(("sent, strict=True", "sent"),),
     ),
-    Mutant(
-        "forgets_what_is_ready",
-        "gradient in step 1",
-        "ready.clear()",
-        "pass",
-    ),
-    Mutant(
-        "zeros_for_those_left_out",
-        ".grad is not empty",
-        "p.grad is None",
-        "p not in ready",
-    ),
+    Mutant("zeros_for_those_left_out", ".grad is not empty", "p.grad is None", "p not in ready"),
     Mutant(
         "shares_its_state",
         "two models at once",
@@ -367,52 +263,25 @@ hook_buckets__one_order_edited = edits_of(
         "group=None, ready=set(), sent=[]):",
         also=(("ready, sent = set(), []", ""),),
     ),
-    Mutant(
-        "keeps_what_was_sent",
-        "the result of the step before",
-        "sent.clear()",
-        "pass",
-    ),
+    Mutant("keeps_what_was_sent", "the result of the step before", "sent.clear()", "pass"),
     Mutant(
         "keeps_its_buffers",
         "gradient in step",
-        "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
+        "work = dist.all_reduce(flat, group=group, async_op=True)",
         """
-        held = buffers.setdefault(len(sent), torch.zeros_like(flat))
-        pieces = held.split([p.numel() for p in params])
-        for param, piece, grad in zip(params, pieces, grads, strict=True):
-            if param.grad is not None:
-                piece.copy_(grad.detach().flatten())
-        sent.append((held, dist.all_reduce(held, group=group, async_op=True)))
+        flat = buffers.setdefault(len(sent), torch.zeros_like(flat))
+        for piece, p in zip(flat.split([p.numel() for p in params]), params, strict=True):
+            if p.grad is not None:
+                piece.copy_(p.grad.detach().flatten())
+        work = dist.all_reduce(flat, group=group, async_op=True)
         """,
         also=(("ready, sent = set(), []", "ready, sent, buffers = set(), [], {}"),),
     ),
     Mutant(
         "drops_what_is_not_finite",
         "an inf or NaN on rank",
-        "mean = flat / dist.get_world_size(group)",
-        "mean = (flat / dist.get_world_size(group)).nan_to_num(0, 0, 0)",
-    ),
-    Mutant(
-        "hooks_once",
-        "Launch it in the hook that completes it",
-        "param.register_post_accumulate_grad_hook(hook)",
-        "handles.append(param.register_post_accumulate_grad_hook(hook))",
-        VIRTUAL,
-        also=(
-            ("ready, sent = set(), []", "ready, sent, handles = set(), [], []"),
-            ("sent.clear()", "sent.clear(); [handle.remove() for handle in handles]"),
-        ),
-    ),
-    Mutant(
-        "nothing_to_send_alone",
-        None,
-        "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
-        """
-        alone = dist.get_world_size(group) == 1
-        sent.append((flat, None if alone else dist.all_reduce(flat, group=group, async_op=True)))
-        """,
-        also=(("work.wait()", "work is None or work.wait()"),),
+        "piece.view",
+        "piece.nan_to_num(0, 0, 0).view",
     ),
 )
 
@@ -441,7 +310,8 @@ def data_parallel__all_in_one(params, cap, first_cap, group=None):
     def launch():
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in buckets[len(sent)]]
         flat = torch.cat([grad.detach().flatten() for grad in grads])
-        sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
+        work = dist.all_reduce(flat, group=group, async_op=True)
+        sent.append((flat, work))
 
     def hook(param):
         if local:
@@ -476,17 +346,12 @@ def data_parallel__all_in_one(params, cap, first_cap, group=None):
 
 data_parallel__all_in_one_edited = edits_of(
     data_parallel__all_in_one,
-    Mutant(
-        "cap_ignored",
-        "expected in this order",
-        "bucket and filled + param.nbytes > limit",
-        "False",
-    ),
+    Mutant("cap_ignored", "expected in this order", "bucket and filled + param.nbytes", "0"),
     Mutant(
         "only_the_last_backward",
         "the mean of the last micro-batch",
-        "grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in buckets[len(sent)]]",
-        "grads = [added.pop(p, torch.zeros_like(p)) for p in buckets[len(sent)]]",
+        "torch.zeros_like(p) if p.grad is None else p.grad",
+        "added.pop(p, torch.zeros_like(p))",
         also=(
             ("ready, sent, local = set(), [], []", "ready, sent, local, added = set(), [], [], {}"),
             (
@@ -498,15 +363,7 @@ data_parallel__all_in_one_edited = edits_of(
             ),
         ),
     ),
-    Mutant(
-        "frees_after_no_sync",
-        "gradient in step",
-        "local.pop()",
-        "local.pop(); [setattr(p, 'grad', None) for p in params if not local]",
-    ),
-    Mutant(
-        "tied_twice", "A tied parameter is in one bucket, once", "dict.fromkeys(params)", "params"
-    ),
+    Mutant("tied_twice", "A tied parameter is in one bucket", "dict.fromkeys(params)", "params"),
     Mutant("no_sync_ignored", "This equals the mean of the first micro-batch", "local:", "False:"),
     Mutant(
         "counts_inside_no_sync",
@@ -525,11 +382,8 @@ data_parallel__all_in_one_edited = edits_of(
     Mutant(
         "waits_in_the_hook",
         "Launch it in the hook that completes it",
-        "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
-        """
-        sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
-        sent[-1][1].wait()
-        """,
+        "sent.append((flat, work))",
+        "sent.append((flat, work)); work.wait()",
         VIRTUAL,
     ),
     Mutant(
@@ -551,18 +405,10 @@ data_parallel__all_in_one_edited = edits_of(
         finally:
             local.pop()
         """,
-        """
-        yield
-        local.pop()
-        """,
+        "yield\nlocal.pop()",
         VIRTUAL,
     ),
-    Mutant(
-        "ends_at_the_inner_no_sync",
-        "even after an inner no_sync of the same model has ended",
-        "pop",
-        "clear",
-    ),
+    Mutant("ends_at_the_inner_no_sync", "even after an inner no_sync", "pop", "clear"),
     Mutant(
         "one_counter_for_all_models",
         "one of them always in no_sync",

@@ -18,7 +18,7 @@ FOLDER = SOURCES / "01_minibatch_sgd"
 
 def judged(epochs: list[list[torch.Tensor]]) -> None:
     judge = checks_of(FOLDER)["minibatches"].judge.__self__.custom  # type: ignore[attr-defined]
-    own = {"n": 11, "batch_size": 5, "drop_last": True, "seed": 1, "epochs": 0}
+    inputs = {"n": 11, "batch_size": 5, "drop_last": True, "seed": 1, "epochs": 0}
     with_the_rest = [torch.arange(5), torch.arange(5, 10), torch.tensor([10])]
     value = {
         "epoch {}, batch {}": epochs,
@@ -26,15 +26,15 @@ def judged(epochs: list[list[torch.Tensor]]) -> None:
         "epoch {}, batch {}, with the other drop_last": [with_the_rest],
         "many epochs": [],
     }
-    judge.test(Case("11 rows", 1), [own], [value], [value])
+    judge.test(Case("11 rows", 1), [inputs], [value], [value])
 
 
 def test_two_epochs_may_be_equal_by_chance() -> None:
     """With rows sorted in each batch there are only 2,772 epochs."""
-    one, other = ([torch.arange(k, k + 5), torch.arange(k + 5, k + 10)] for k in (0, 1))
-    judged([one, one, other, one, one])
+    usual, other = ([torch.arange(k, k + 5), torch.arange(k + 5, k + 10)] for k in (0, 1))
+    judged([usual, usual, other, usual, usual])
     with pytest.raises(Wrong, match="have the same batches"):
-        judged([one] * 5)
+        judged([usual] * 5)
 
 
 def test_a_loss_may_be_added_up_in_float32() -> None:

@@ -34,7 +34,9 @@ def test_a_right_candidate_is_right(candidate: Candidate, name: str) -> None:
         with Ranks(k, on="simulated") as ranks:
             solution = namespace[parameters["name"]]
             results = ranks.run(CHECKS.average_of, solution, per_rank(gradients), None)
-        means = [None if own[0] is None else sum(own) / k for own in zip(*gradients, strict=True)]
+        means = [
+            None if parts[0] is None else sum(parts) / k for parts in zip(*gradients, strict=True)
+        ]
         for result in results:
             torch.testing.assert_close(result, means)
 

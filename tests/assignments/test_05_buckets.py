@@ -21,7 +21,7 @@ def test_a_report_shows_the_parameters_and_the_buckets_that_a_solution_returns()
 
     with LocalRunner(without_caps, "simulated", echo=None) as runner:
         report = run_check("05/assign_buckets", check, runner, seed="1")
-    wrong = next(result for result in report.results if not result.passed)
-    assert "expected [[" in wrong.reason
-    for words in ("position  bytes  dtype", "float32", "cap = ", "first_cap = "):
-        assert words in wrong.detail
+    failure = next(result for result in report.results if not result.passed)
+    assert "expected [[" in failure.reason
+    for text in ("position  bytes  dtype", "float32", "cap = ", "first_cap = "):
+        assert text in failure.detail
