@@ -21,13 +21,13 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
             them.
 
     """
-    where = {name: module for names, module in modules.items() for name in names.split()}
+    modules_by_name = {name: module for names, module in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
-        if name not in where:
+        if name not in modules_by_name:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        there = sys.modules[package].__package__  # for a module: its package
-        value = getattr(importlib.import_module(f".{where[name]}", there), name)
+        parent = sys.modules[package].__package__  # for a module: its package
+        value = getattr(importlib.import_module(f".{modules_by_name[name]}", parent), name)
         setattr(sys.modules[package], name, value)
         return value
 

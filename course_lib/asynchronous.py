@@ -41,7 +41,8 @@ al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016, whic
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +50,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.collectives import place_in, start_recv, start_send
-from course_lib.local_sgd import flatten, trained, unflatten
+from course_lib.local_sgd import flatten, give_gradients, gradients_of, trained, unflatten
 
 _SERVER = 0  # its rank
 _JOIN, _PUSH, _LEAVE = range(3)
@@ -130,8 +131,7 @@ class ParameterServer:
         message = _message(self.params)
         message[0], message[1] = kind, self.version
         if kind == _PUSH:
-            found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-            message[_HEADER:] = flatten(found)
+            message[_HEADER:] = flatten(gradients_of(self.params))
         dist.send(message, _SERVER)
         self._asked = kind != _LEAVE
 
@@ -174,7 +174,7 @@ def serve(
 
     """
     _, world_size = place_in(None)
-    workers = list(range(1, world_size))
+    workers = range(1, world_size)
     if updates < 0 or not workers:
         raise ValueError(
             "at least 2 ranks are needed (a server and one or more workers), and updates must be 0 "
@@ -192,24 +192,21 @@ def serve(
     return server.run()
 
 
+@dataclass
 class _Server:
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        updates: int,
-        workers: list[int],
-        bound: int | None,
-        wait_for: int | None,
-        staleness_aware: bool,
-        after_update: Callable[[int], None] | None,
-    ) -> None:
-        self.optimizer, self.updates = optimizer, updates
-        self.bound, self.wait_for = bound, wait_for
-        self.staleness_aware, self.after_update = staleness_aware, after_update
-        self.params = trained(optimizer)
+    optimizer: torch.optim.Optimizer
+    updates: int
+    workers: Sequence[int]
+    bound: int | None
+    wait_for: int | None
+    staleness_aware: bool
+    after_update: Callable[[int], None] | None
+
+    def __post_init__(self) -> None:
+        self.params = trained(self.optimizer)
         self.version = 0
         self.history: list[Update] = []
-        self.done = dict.fromkeys(workers, 0)  # worker that has not left → its gradients so far
+        self.done = dict.fromkeys(self.workers, 0)  # worker that has not left → its gradients
         self.waiting: list[int] = []  # for weights, in the order of their requests
         self.collected: dict[int, Tensor] = {}  # worker → its gradient for this step
         self.replies: dict[int, tuple[dist.Work, Tensor]] = {}
@@ -266,14 +263,12 @@ class _Server:
             self.collected[worker] = gradient
             if len(self.collected) == self.wait_for:
                 # In the order of the ranks, so that the sum does not depend on who came first.
-                parts = [self.collected[each] for each in sorted(self.collected)]
+                parts = [self.collected[rank] for rank in sorted(self.collected)]
                 self.collected.clear()
                 self._step(torch.stack(parts).mean(0))
 
     def _step(self, gradient: Tensor) -> None:
-        pieces = torch.split(gradient, [param.numel() for param in self.params])
-        for param, piece in zip(self.params, pieces, strict=True):
-            param.grad = piece.view_as(param).to(param.dtype)
+        give_gradients(self.params, gradient)
         self.optimizer.step()
         self.version += 1
         if self.after_update is not None:
@@ -281,11 +276,11 @@ class _Server:
 
     def _left(self, worker: int) -> None:
         del self.done[worker]
-        needed, there = self.wait_for or 0, len(self.done)
-        if there < needed and self.version < self.updates:
+        needed, remaining = self.wait_for or 0, len(self.done)
+        if remaining < needed and self.version < self.updates:
             raise RuntimeError(
                 f"worker {worker} left: a step takes the gradients of {needed} workers, and only "
-                f"{there} are still there"
+                f"{remaining} are still there"
             )
 
     def _answer(self) -> None:

@@ -86,7 +86,7 @@ def ring_attention(
     all_pieces = [_pieces(length, world_size, r, zigzag) for r in range(world_size)]
     expected = _tokens(all_pieces[rank])
     if not queries.shape == keys.shape == values.shape:
-        shapes = ", ".join(str(tuple(each.shape)) for each in (queries, keys, values))
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (queries, keys, values))
         raise ValueError(f"queries, keys and values must have one shape, got {shapes}")
     if queries.shape[-2] != expected:
         raise ValueError(
@@ -119,9 +119,9 @@ class _RingAttention(torch.autograd.Function):
         wide = torch.promote_types(queries.dtype, torch.float32)
         result = queries.new_zeros(queries.shape, dtype=wide)
         log_sums = queries.new_full(queries.shape[:-1], -torch.inf, dtype=wide)
-        mine = pieces[place_in(group)[0]]
+        own_pieces = pieces[place_in(group)[0]]
         for source, (k, v) in _slices_going_round(keys, values, pieces, group):
-            for rows, columns, diagonal in _visible(mine, pieces[source], causal):
+            for rows, columns, diagonal in _visible(own_pieces, pieces[source], causal):
                 scores = _scores(queries[..., rows, :], k[..., columns, :], diagonal)
                 old = log_sums[..., rows]
                 new = torch.logaddexp(old, scores.logsumexp(-1))
@@ -144,7 +144,7 @@ class _RingAttention(torch.autograd.Function):
         dq = torch.zeros_like(result)
         arriving, messages = torch.stack([torch.zeros_like(result)] * 2), list[dist.Work]()
         for source, (k, v) in _slices_going_round(keys, values, pieces, group):
-            here = result.new_zeros(2, *k.shape)  # this rank's terms of dk and dv
+            own_terms = result.new_zeros(2, *k.shape)  # this rank's terms of dk and dv
             for rows, columns, diagonal in _visible(pieces[rank], pieces[source], ctx.causal):
                 q, k_part = queries[..., rows, :], k[..., columns, :]
                 weights = (_scores(q, k_part, diagonal) - log_sums[..., rows, None]).exp()
@@ -152,14 +152,14 @@ class _RingAttention(torch.autograd.Function):
                 d_weights = d_rows @ v[..., columns, :].to(result.dtype).mT
                 d_scores = weights * (d_weights - dots[..., rows, :]) * q.shape[-1] ** -0.5
                 dq[..., rows, :] += d_scores @ k_part.to(result.dtype)
-                here[0][..., columns, :] += d_scores.mT @ q.to(result.dtype)
-                here[1][..., columns, :] += weights.mT @ d_rows
+                own_terms[0][..., columns, :] += d_scores.mT @ q.to(result.dtype)
+                own_terms[1][..., columns, :] += weights.mT @ d_rows
             _wait(messages)  # the terms of the ranks that this slice has visited
-            here += arriving
+            own_terms += arriving
             if world_size > 1:
-                arriving, messages = _start_to_pass(here, source, pieces, group)
+                arriving, messages = _start_to_pass(own_terms, source, pieces, group)
         _wait(messages)
-        dk, dv = arriving if world_size > 1 else here
+        dk, dv = arriving if world_size > 1 else own_terms
         return dq.to(queries.dtype), dk.to(keys.dtype), dv.to(values.dtype), None, None, None
 
 
@@ -211,7 +211,7 @@ def _tokens(pieces: list[Piece]) -> int:
 
 
 def _visible(
-    mine: list[Piece], theirs: list[Piece], causal: bool
+    query_pieces: list[Piece], key_pieces: list[Piece], causal: bool
 ) -> Iterator[tuple[slice, slice, bool]]:
     """Yield rows of queries, the columns of keys that they see, and whether a triangle is masked.
 
@@ -220,10 +220,10 @@ def _visible(
     or none.
     """
     row = 0
-    for start, stop in mine:
+    for start, stop in query_pieces:
         rows = slice(row, row + stop - start)
         column = 0
-        for key_start, key_stop in theirs:
+        for key_start, key_stop in key_pieces:
             columns = slice(column, column + key_stop - key_start)
             if start < stop and key_start < key_stop and (not causal or key_start <= start):
                 yield rows, columns, causal and key_start == start

@@ -41,14 +41,14 @@ S. Boyd et al., "Randomized Gossip Algorithms", 2006.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.collectives import Group, library_all_reduce, place_in
+from course_lib.local_sgd import flatten, trained, unflatten
 
 Mixing = Tensor | Callable[[int], Tensor]
 """A matrix of shape (K, K), or a function that returns the matrix of a step."""
@@ -141,17 +141,17 @@ def check_mixing(matrix: Tensor, world_size: int) -> Tensor:
         raise ValueError(
             "the elements of a mixing matrix must be finite numbers that are 0 or more"
         )
-    for name, dim, why in (
+    for name, dim, consequence in (
         ("row", 1, "mixing would change values that are equal on all ranks"),
         ("column", 0, "mixing would change the mean over the ranks"),
     ):
         sums = matrix.sum(dim)
-        wrong = (sums - 1).abs() > 1e-6
-        if wrong.any():
-            which = int(wrong.nonzero()[0])
+        off = (sums - 1).abs() > 1e-6
+        if off.any():
+            index = int(off.nonzero()[0])
             raise ValueError(
-                f"the mixing matrix is not doubly stochastic: {name} {which} sums to "
-                f"{sums[which]:.6g}, not 1, so {why}"
+                f"the mixing matrix is not doubly stochastic: {name} {index} sums to "
+                f"{sums[index]:.6g}, not 1, so {consequence}"
             )
     return matrix
 
@@ -197,7 +197,7 @@ def choose_graph(
     candidates = list(candidates)
     k = len(candidates[0])
     best: tuple[int | None, float] = None, 2 * (k - 1) * (latency + nbytes / (k * bandwidth))
-    for which, weights in enumerate(candidates):
+    for index, weights in enumerate(candidates):
         gap = spectral_gap(weights)
         if gap < 1e-6:
             continue
@@ -207,7 +207,7 @@ def choose_graph(
         receivers = (weights != 0).sum(0) - (weights.diag() != 0).long()
         seconds = steps * (latency + int(receivers.max()) * nbytes / bandwidth)
         if seconds < best[1]:
-            best = which, seconds
+            best = index, seconds
     return best
 
 
@@ -218,10 +218,10 @@ def consensus_distance(params: Iterable[Tensor], group: Group = None) -> float:
     All ranks must call, and all get the same number. It costs one all-reduce of the weights.
     """
     _, world_size = place_in(group)
-    mine = torch.cat([param.reshape(-1).double() for param in params])
-    mean = mine / world_size
+    own_weights = torch.cat([param.reshape(-1).double() for param in params])
+    mean = own_weights / world_size
     library_all_reduce(mean, group)
-    squared = (mine - mean).square().sum().view(1) / world_size
+    squared = (own_weights - mean).square().sum().view(1) / world_size
     library_all_reduce(squared, group)
     return float(squared.sqrt())
 
@@ -240,7 +240,7 @@ def start_mixing(tensor: Tensor, weights: Tensor, group: Group = None) -> Callab
     `weights` is K × K, of any floating-point dtype. Raises ValueError on a rank outside `group`.
     """
     rank, world_size = place_in(group)
-    own, row = tensor.detach().contiguous(), weights[rank].tolist()
+    own_tensor, row = tensor.detach().contiguous(), weights[rank].tolist()
     received: dict[int, Tensor] = {}
 
     def messages() -> Iterator[dist.P2POp]:
@@ -248,20 +248,20 @@ def start_mixing(tensor: Tensor, weights: Tensor, group: Group = None) -> Callab
         for hop in range(1, world_size):
             to, source = (rank + hop) % world_size, (rank - hop) % world_size
             if weights[to, rank]:
-                yield dist.P2POp(dist.isend, own, group=group, group_peer=to)
+                yield dist.P2POp(dist.isend, own_tensor, group=group, group_peer=to)
             if row[source]:
-                received[source] = torch.empty_like(own)
+                received[source] = torch.empty_like(own_tensor)
                 yield dist.P2POp(dist.irecv, received[source], group=group, group_peer=source)
 
     # With NCCL, a message that waits would delay all later ones, so send them as one batch. Else
     # each is on its way before the next one is made: messages of one moment would queue up.
-    batches = [list(messages())] if own.is_cuda else ([message] for message in messages())
+    batches = [list(messages())] if own_tensor.is_cuda else ([message] for message in messages())
     works = [work for batch in batches if batch for work in dist.batch_isend_irecv(batch)]
 
     def finish() -> Tensor:
         for work in works:
             work.wait()
-        mixed: Tensor = own * row[rank]
+        mixed: Tensor = own_tensor * row[rank]
         for source in sorted(received):
             mixed.add_(received[source], alpha=row[source])
         return mixed
@@ -287,9 +287,9 @@ def decentralized_step(
     params = list(params)
     for param in params:
         param.grad = None
-    finish = start_mixing(_flat(params), weights, group)
+    finish = start_mixing(flatten(params), weights, group)
     loss().backward()  # type: ignore[no-untyped-call]
-    _write(finish(), params)
+    unflatten(finish(), params)
     with torch.no_grad():
         for param in params:
             if param.grad is not None:
@@ -313,7 +313,7 @@ class Gossip:
     ) -> None:
         self.rank, self.world_size = place_in(group)
         self.group = group
-        self.params = [param for each in optimizer.param_groups for param in each["params"]]
+        self.params = trained(optimizer)
         self.mixing = mixing
         self.steps = 0
         if isinstance(mixing, Tensor):
@@ -332,7 +332,7 @@ class Gossip:
             )
         matrix = self.mixing if isinstance(self.mixing, Tensor) else self.mixing(self.steps)
         matrix = check_mixing(matrix, self.world_size)
-        self._finish = start_mixing(_flat(self.params), matrix, self.group)
+        self._finish = start_mixing(flatten(self.params), matrix, self.group)
 
     def finish(self) -> None:
         """Replace the weights by Σ_j W_ij w_j.
@@ -345,34 +345,16 @@ class Gossip:
                 "use `with gossip:`"
             )
         finish, self._finish = self._finish, None
-        _write(finish(), self.params)
+        unflatten(finish(), self.params)
         self.steps += 1
 
     def __enter__(self) -> "Gossip":
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:  # no exception
             self.finish()
-
-
-def _flat(params: Iterable[Tensor]) -> Tensor:
-    """Return the numbers of all parameters in one new vector."""
-    return torch.cat([param.detach().reshape(-1) for param in params])
-
-
-@torch.no_grad()
-def _write(vector: Tensor, params: Sequence[Tensor]) -> None:
-    """Write a vector as `_flat` makes it into the parameters' own memory."""
-    pieces = torch.split(vector, [param.numel() for param in params])
-    for param, piece in zip(params, pieces, strict=True):
-        param.copy_(piece.view_as(param))
 
 
 def _circulant(world_size: int, hops: list[int]) -> Tensor:

@@ -40,7 +40,7 @@ def keep(file: str, entry: dict[str, Any]) -> None:
 
 def kept(file: str, desk: Path) -> list[dict[str, Any]]:
     """Return the entries in a file of `desk`; skip lines that cannot be read."""
-    found = []
+    entries = []
     try:
         text = (desk / FOLDER / file).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -51,8 +51,8 @@ def kept(file: str, desk: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):  # cut by a full disk, or edited
             continue
         if isinstance(entry, dict):
-            found.append(entry)
-    return found
+            entries.append(entry)
+    return entries
 
 
 def in_lecture(entry: dict[str, Any]) -> bool:

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.collectives import Group, exchange, place_in, ring_all_reduce
+from course_lib.gradient_sync import sync_per_parameter
 from course_lib.parts import mark_apart
 from course_lib.sharding import shard_bounds
 
@@ -167,10 +168,10 @@ class ExpertParallel(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])
         routes = route(self.router(tokens), self.top_k)
         sent = [int(routes.counts[start:stop].sum()) for start, stop in self._bounds]
-        here = self._counts_for_me(routes.counts)
-        received = [sum(counts) for counts in here]
+        arriving_counts = self._counts_for_me(routes.counts)
+        received = [sum(counts) for counts in arriving_counts]
         arrived = uneven_all_to_all(tokens[routes.tokens], sent, received, self.group)
-        answers = self._ask(arrived, here)
+        answers = self._ask(arrived, arriving_counts)
         if answers.requires_grad:
             # Between these two, backward computes for the mean of the ranks' losses.
             answers.register_hook(lambda gradient: gradient / self.world_size)  # type: ignore[no-untyped-call]
@@ -181,20 +182,22 @@ class ExpertParallel(nn.Module):
     def _counts_for_me(self, counts: Tensor) -> list[list[int]]:
         """Return how many tokens each rank sends to each of this rank's experts: [rank][expert]."""
         held = [stop - start for start, stop in self._bounds]
-        mine = held[self.rank]
-        arrived = _swap_rows(counts, held, [mine] * self.world_size, self.group)
-        result: list[list[int]] = arrived.view(self.world_size, mine).tolist()
+        own_experts = held[self.rank]
+        arrived = _swap_rows(counts, held, [own_experts] * self.world_size, self.group)
+        result: list[list[int]] = arrived.view(self.world_size, own_experts).tolist()
         return result
 
-    def _ask(self, arrived: Tensor, here: list[list[int]]) -> Tensor:
+    def _ask(self, arrived: Tensor, arriving_counts: list[list[int]]) -> Tensor:
         """Return the experts' answers, in the order in which the tokens arrived."""
-        parts = torch.split(arrived, [count for counts in here for count in counts])
-        many = len(self.experts)
+        parts = torch.split(arrived, [count for counts in arriving_counts for count in counts])
+        own_experts = len(self.experts)
         answers: list[Tensor] = [arrived] * len(parts)
         for place, expert in enumerate(self.experts.values()):
             # The tokens for one expert, from every rank.
-            mine = expert(torch.cat(parts[place::many]))
-            answers[place::many] = torch.split(mine, [counts[place] for counts in here])
+            answer = expert(torch.cat(parts[place::own_experts]))
+            answers[place::own_experts] = torch.split(
+                answer, [counts[place] for counts in arriving_counts]
+            )
         return torch.cat(answers)
 
     def sync_gradients(self) -> None:
@@ -204,8 +207,4 @@ class ExpertParallel(nn.Module):
         gradient comes from this rank's tokens only, so it is averaged over the ranks. That of an
         expert is ready after backward: it comes from the tokens of all ranks, divided by K.
         """
-        for param in self.router.parameters():
-            if param.requires_grad:
-                param.grad = torch.zeros_like(param) if param.grad is None else param.grad
-                ring_all_reduce(param.grad, self.group)
-                param.grad /= self.world_size
+        sync_per_parameter(self.router.parameters(), self.group, ring_all_reduce)

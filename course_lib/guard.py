@@ -27,10 +27,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-def rank_error(what: str, advice: str, pytorch: str = "") -> RuntimeError:
+def rank_error(event: str, advice: str, pytorch: str = "") -> RuntimeError:
     """Return an error for the caller to raise: the rank, what happened, and what to do."""
     other = f' (PyTorch: "{pytorch}")' if pytorch else ""
-    return RuntimeError(f"rank {dist.get_rank()}: {what}. {advice}{other}")
+    return RuntimeError(f"rank {dist.get_rank()}: {event}. {advice}{other}")
 
 
 class Guard:
@@ -41,8 +41,8 @@ class Guard:
         self._wrapped = self._named()
 
     def _named(self) -> dict[str, nn.Parameter]:
-        named = self._module.named_parameters(remove_duplicate=False)
-        return {name: param for name, param in named if name not in self._ignored}
+        params = self._module.named_parameters(remove_duplicate=False)
+        return {name: param for name, param in params if name not in self._ignored}
 
     def verify(self) -> None:
         """Raise RuntimeError, naming the parameter, if the module now has other parameters."""
@@ -82,9 +82,9 @@ def use_of(param: Tensor) -> tuple[bool, int]:
 
 def verify_form(name: str, param: Tensor, form: tuple[Any, ...]) -> None:
     """Raise RuntimeError, naming what differs, if the `form_of` the parameter is not `form`."""
-    for what, before, now in zip(_PARTS, form, form_of(param), strict=True):
+    for aspect, before, now in zip(_PARTS, form, form_of(param), strict=True):
         if before != now:
-            raise rank_error(f"{name} had {what} {before}, and now has {now}", _CONVERT)
+            raise rank_error(f"{name} had {aspect} {before}, and now has {now}", _CONVERT)
 
 
 _PARTS = ("shape", "strides", "dtype", "device")

@@ -222,9 +222,9 @@ class DiLoCo:
         weights, momentum = self.global_weights[start:stop], self.momentum[start:stop]
         momentum.mul_(self.outer_momentum).add_(change)
         weights.add_(change.add(momentum, alpha=self.outer_momentum), alpha=-self.outer_lr)
-        own = flatten(self.params)
-        own[start:stop] = weights
-        unflatten(own, self.params)
+        own_weights = flatten(self.params)
+        own_weights[start:stop] = weights
+        unflatten(own_weights, self.params)
         self.global_statistics = means
 
     def _drop_round(self) -> None:
@@ -262,10 +262,10 @@ class DiLoCo:
         Raises ValueError if it is of other weights or buffers.
         """
         for name in ("global_weights", "global_statistics"):
-            saved, own = state[name].numel(), getattr(self, name).numel()
-            if saved != own:
+            saved, expected = state[name].numel(), getattr(self, name).numel()
+            if saved != expected:
                 raise ValueError(
-                    f"{name} has {saved} numbers in the state, but {own} in this model"
+                    f"{name} has {saved} numbers in the state, but {expected} in this model"
                 )
         device = self.global_weights.device
         moved = {name: value for name, value in state.items() if name != "optimizer"}
@@ -346,8 +346,7 @@ class OneStepDelay:
 
         The first call only sends.
         """
-        fresh = torch.cat([_gradient(param).reshape(-1) for param in self.params])
-        fresh /= self.world_size
+        fresh = flatten(gradients_of(self.params)) / self.world_size
         self.finish()
         self._flight = fresh, dist.all_reduce(fresh, group=self.group, async_op=True)
 
@@ -360,15 +359,13 @@ class OneStepDelay:
         self._flight = None
         if work is not None:
             work.wait()
-        pieces = torch.split(mean, [param.numel() for param in self.params])
-        for param, piece in zip(self.params, pieces, strict=True):
-            param.grad = piece.view_as(param).clone()
+        give_gradients(self.params, mean)
         self.optimizer.step()
 
 
 def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the parameters of all groups of an optimizer."""
-    return [param for each in optimizer.param_groups for param in each["params"]]
+    return [param for param_group in optimizer.param_groups for param in param_group["params"]]
 
 
 def average(tensors: Sequence[Tensor], group: Group) -> None:
@@ -399,9 +396,17 @@ def unflatten(vector: Tensor, into: Sequence[Tensor]) -> None:
         tensor.detach().copy_(piece.view_as(tensor))
 
 
+def gradients_of(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of `params`; zeros for one that is None."""
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+
+
+def give_gradients(params: Sequence[Tensor], vector: Tensor) -> None:
+    """Set every `.grad` to its part of a vector as `flatten` makes it, in its dtype."""
+    pieces = torch.split(vector, [param.numel() for param in params])
+    for param, piece in zip(params, pieces, strict=True):
+        param.grad = piece.view_as(param).to(param.dtype, copy=True)
+
+
 def _is_finite(tensor: Tensor) -> bool:
     return bool(tensor.isfinite().all())
-
-
-def _gradient(param: Tensor) -> Tensor:
-    return torch.zeros_like(param) if param.grad is None else param.grad

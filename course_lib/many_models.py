@@ -46,10 +46,12 @@ def losses(w: Tensor, images: Tensor, labels: Tensor) -> Tensor:
 
     `labels` has shape (rows,) or (…, rows).
     """
-    found = scores(w, images)
-    right = labels.expand(found.shape[:-1])
-    each = nn.functional.cross_entropy(found.flatten(0, -2), right.flatten(), reduction="none")
-    return each.view(right.shape).mean(-1)
+    predictions = scores(w, images)
+    right = labels.expand(predictions.shape[:-1])
+    row_losses = nn.functional.cross_entropy(
+        predictions.flatten(0, -2), right.flatten(), reduction="none"
+    )
+    return row_losses.view(right.shape).mean(-1)
 
 
 def gradients(w: Tensor, images: Tensor, labels: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class Part(Tensor):
     """Some elements of a weight. A result computed from it is one, too."""
 
     mark: Mark
-    what: str = "each rank holds a different part of it"
+    reason: str = "each rank holds a different part of it"
     instead: ClassVar[str] = (
         f"For the whole, call {_OURS}. For this rank's part alone, take as_subclass(torch.Tensor)"
     )
@@ -162,22 +162,22 @@ class Part(Tensor):
                 raise
             if name in _NEW or not isinstance(result, Tensor | list | tuple):
                 return result
-            first, *others = _parts_in(args, kwargs)
+            first, *parts = _parts_in(args, kwargs)
             if name.startswith("_foreach_"):
-                if inside and any(isinstance(each, Part) for each in args):
+                if inside and any(isinstance(tensor, Part) for tensor in args):
                     raise first._error(name)  # one number is used for all tensors of a list
                 if name.endswith("_"):
                     return result
-                return [first._of_result(name, [], each, inside) for each in result]
+                return [first._of_result(name, [], tensor, inside) for tensor in result]
             if isinstance(result, Tensor):
-                return first._of_result(name, others, result, inside)
+                return first._of_result(name, parts, result, inside)
             return tree_map_only(
-                Tensor, lambda each: first._of_result(name, others, each, inside), result
+                Tensor, lambda tensor: first._of_result(name, parts, tensor, inside), result
             )
 
-    def _of_result(self, name: str, others: "list[Part]", result: Tensor, inside: bool) -> Tensor:
+    def _of_result(self, name: str, parts: "list[Part]", result: Tensor, inside: bool) -> Tensor:
         if inside and name not in _RESIZES:
-            for part in (self, *others):
+            for part in (self, *parts):
                 if part.keeps_size and part.numel() != result.numel():
                     raise part._error(name)
         return self._like(result) if self.marks_results and type(result) is Tensor else result
@@ -191,7 +191,7 @@ class Part(Tensor):
         noun = "a gradient" if isinstance(self, PartialGradient) else f"'{self.label}'"
         return RuntimeError(
             f"rank {dist.get_rank()}: {name}() of {noun} would be wrong here: "
-            f"{self.what.format(label=self.label, count=self.numel())}. {self.instead}{because}"
+            f"{self.reason.format(label=self.label, count=self.numel())}. {self.instead}{because}"
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -216,14 +216,14 @@ class Block(Part):
 
     forbidden = _OF_ALL_ELEMENTS
 
-    def _of_result(self, name: str, others: list[Part], result: Tensor, inside: bool) -> Tensor:
-        return result if name in _PRODUCTS else super()._of_result(name, others, result, inside)
+    def _of_result(self, name: str, parts: list[Part], result: Tensor, inside: bool) -> Tensor:
+        return result if name in _PRODUCTS else super()._of_result(name, parts, result, inside)
 
 
 class OneOfSeveral(Part):
     """A whole weight of a model whose other weights other ranks hold. A result is ordinary."""
 
-    what = "it would be the norm of this rank's weights, and other ranks hold other weights"
+    reason = "it would be the norm of this rank's weights, and other ranks hold other weights"
     instead = f"Call {_OURS}"
     forbidden = _OF_SEVERAL
     keeps_size = marks_results = False
@@ -250,14 +250,14 @@ class GradientBlock(PartialGradient):
 class GradientOfSeveral(PartialGradient):
     """The whole gradient of one parameter, while other ranks have those of other parameters."""
 
-    what = "other ranks hold the gradients of other parameters"
+    reason = "other ranks hold the gradients of other parameters"
     instead = f"Call {_OURS}"
     forbidden = _OF_SEVERAL
     keeps_size = False
 
-    def _of_result(self, name: str, others: list[Part], result: Tensor, inside: bool) -> Tensor:
-        result = super()._of_result(name, others, result, inside)
-        if name in _JOINS or any(part.mark is not self.mark for part in others):
+    def _of_result(self, name: str, parts: list[Part], result: Tensor, inside: bool) -> Tensor:
+        result = super()._of_result(name, parts, result, inside)
+        if name in _JOINS or any(part.mark is not self.mark for part in parts):
             result.__class__ = SeveralGradients
         return result
 
@@ -273,7 +273,7 @@ class LocalGradient(PartialGradient):
     """A rank's own gradient, which `ShardedOptimizer(…, gradients="local")` will average."""
 
     average: "weakref.WeakMethod[Callable[[], Any]]"
-    what = "it is this rank's own, and is averaged only in step()"
+    reason = "it is this rank's own, and is averaged only in step()"
     instead = (
         "Call clip_grad_norm_(max_norm) or gradient_norms() of the ShardedOptimizer, on all ranks. "
         "Its averaged_parameters() are for functions of each element, such as clip_grad_value_"
@@ -288,7 +288,7 @@ class GradientElsewhere(PartialGradient):
     """
 
     piece: Tensor
-    what = "it is already averaged, and each rank holds a different part of it"
+    reason = "it is already averaged, and each rank holds a different part of it"
     instead = LocalGradient.instead
 
     @classmethod
@@ -332,21 +332,23 @@ def _mark_gradient(gradient: Any, param: Part) -> None:
 def _gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Return what `torch.autograd.grad` returns: the gradient of a part is a part."""
     with torch._C.DisableTorchFunctionSubclass():
-        found: list[Any] = list(torch.autograd.grad(outputs, inputs, *args, **kwargs))
+        gradients: list[Any] = list(torch.autograd.grad(outputs, inputs, *args, **kwargs))
         params = [inputs] if isinstance(inputs, Tensor) else inputs
         for i, param in enumerate(params):
-            if isinstance(param, Part) and found[i] is not None:
-                found[i] = found[i].as_subclass(Tensor)  # another object: it may be an argument
-                _mark_gradient(found[i], param)
-    return tuple(found)
+            if isinstance(param, Part) and gradients[i] is not None:
+                gradients[i] = gradients[i].as_subclass(
+                    Tensor
+                )  # another object: it may be an argument
+                _mark_gradient(gradients[i], param)
+    return tuple(gradients)
 
 
 def as_part(
     tensor: Tensor, kind: type[Part], like: Tensor, group: Group, label: str
 ) -> nn.Parameter:
     """Return `tensor` as a parameter: a part of `like`, whose rest the ranks of `group` hold."""
-    whole = mark_of(like)
-    mark = Mark(label, _with(whole.spread, group), whole.apart)
+    outer_mark = mark_of(like)
+    mark = Mark(label, _with(outer_mark.spread, group), outer_mark.apart)
     return _marked(nn.Parameter(tensor, like.requires_grad), kind, mark)
 
 
@@ -359,8 +361,8 @@ def mark_apart(
     """
     for name, param in params:
         mark = mark_of(param)
-        *others, group = _with(mark.apart, group)
-        mark = dataclasses.replace(mark, apart=(group, *others) if inner else (*others, group))
+        *earlier, group = _with(mark.apart, group)
+        mark = dataclasses.replace(mark, apart=(group, *earlier) if inner else (*earlier, group))
         if isinstance(param, Part):
             param.mark = mark
         elif type(param) is nn.Parameter:
@@ -376,7 +378,7 @@ def _marked(param: nn.Parameter, kind: type[Part], mark: Mark) -> nn.Parameter:
 def _with(groups: tuple[Group, ...], group: Group) -> tuple[Group, ...]:
     """Return `groups` and `group`, which replaces one of the same ranks."""
     ranks = dist.get_process_group_ranks
-    return (*(each for each in groups if ranks(each) != ranks(group)), group)
+    return (*(other for other in groups if ranks(other) != ranks(group)), group)
 
 
 def local_gradient(param: Tensor, group: Group, average: Callable[[], Any]) -> None:
@@ -392,8 +394,8 @@ def gradient_elsewhere(param: Tensor, piece: Tensor) -> Tensor:
     """Return a stand-in for the gradient of `param`, whose mean is in `piece.grad`."""
     # A view that repeats one of the weights: nobody reads it, and nobody can write to it.
     plain = param.detach().as_subclass(Tensor)
-    one = plain.as_strided((1,), (1,)) if param.numel() > 1 else plain.new_zeros(1)
-    part = one.expand(param.shape) if param.dim() else one.squeeze()
+    element = plain.as_strided((1,), (1,)) if param.numel() > 1 else plain.new_zeros(1)
+    part = element.expand(param.shape) if param.dim() else element.squeeze()
     part = part.as_subclass(GradientElsewhere)
     part.mark, part.piece = mark_of(piece), piece
     return part
@@ -402,9 +404,9 @@ def gradient_elsewhere(param: Tensor, piece: Tensor) -> Tensor:
 @torch.no_grad()
 def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
     """Divide the gradients by the scale; tell all ranks if any rank found inf or NaN."""
-    marks = [mark_of(each) for each in gradients]
-    held = [each.held() if isinstance(each, Part) else each for each in gradients]
-    plain = [each for each in held if each is not None]
+    marks = [mark_of(gradient) for gradient in gradients]
+    held = [gradient.held() if isinstance(gradient, Part) else gradient for gradient in gradients]
+    plain = [gradient for gradient in held if gradient is not None]
     torch._amp_foreach_non_finite_check_and_unscale_(plain, found_inf, inverse_scale)
     for group in _inner_first((*mark.spread, *mark.apart) for mark in marks):
         dist.all_reduce(found_inf, dist.ReduceOp.MAX, group=group)

@@ -51,21 +51,21 @@ def most_kept(run: Callable[[], object], weights: Iterable[Tensor] = ()) -> int:
     """
     ignored = {weight.untyped_storage().data_ptr() for weight in weights}
     uses: Counter[tuple[int, int]] = Counter()  # of each memory, by its address and bytes
-    most = 0
+    peak = 0
 
     def keep(tensor: Tensor) -> _Kept:
-        nonlocal most
-        kept, storage = _Kept(tensor), tensor.untyped_storage()
+        nonlocal peak
+        stand_in, storage = _Kept(tensor), tensor.untyped_storage()
         memory = storage.data_ptr(), storage.nbytes()
         if memory[0] not in ignored:
             uses[memory] += 1
-            weakref.finalize(kept, uses.subtract, [memory])
-            most = max(most, sum(nbytes for (_, nbytes), count in uses.items() if count))
-        return kept
+            weakref.finalize(stand_in, uses.subtract, [memory])
+            peak = max(peak, sum(nbytes for (_, nbytes), count in uses.items() if count))
+        return stand_in
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda stand_in: stand_in.tensor):
         run()
-    return most
+    return peak
 
 
 class _Kept:

@@ -29,8 +29,7 @@ training loop must call `set_epoch` before each epoch; otherwise every epoch has
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from itertools import chain
+from collections.abc import Iterator, Sequence, Sized
 from typing import TypeVar, overload
 
 import torch
@@ -39,8 +38,6 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 T = TypeVar("T")
-
-_PIECE = 4096  # indices
 
 
 def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -96,8 +93,8 @@ class ShardedSampler(Sampler[int]):
     the number of indices, the same on each rank: ceil(N / K), or floor(N / K) with `drop_last`.
 
     Raises ValueError if rank is not in 0 … num_replicas - 1, or if an argument is missing and there
-    is no process group (RuntimeError if this PyTorch has no torch.distributed). Iterating raises
-    RuntimeError if the dataset's length has changed meanwhile.
+    is no process group. Iterating raises RuntimeError if the dataset's length has changed
+    meanwhile.
     """
 
     def __init__(
@@ -109,8 +106,11 @@ class ShardedSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        if num_replicas is None or rank is None:
-            _require_process_group()
+        if (num_replicas is None or rank is None) and not dist.is_initialized():
+            raise ValueError(
+                "there is no process group yet: pass num_replicas and rank, or call "
+                "torch.distributed.init_process_group first"
+            )
         self.dataset = dataset
         self.num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
         self.rank = dist.get_rank() if rank is None else rank
@@ -135,24 +135,21 @@ class ShardedSampler(Sampler[int]):
                 f"the dataset had {self._length} examples when this sampler was made and has {n} "
                 "now: make a new sampler, on every rank"
             )
-        # The padded order repeats from its start: position i holds the same index as i mod n. Fewer
-        # than K positions are padded, so at most the last one of this rank is.
-        last = self.rank + (self.num_samples - 1) * self.num_replicas
-        padding = [last % n] if last >= n > 0 else []
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             # Always on the CPU, because all ranks must draw the same order. The order does not
             # depend on the dtype, and shuffling half the bytes takes half the time.
             dtype = torch.int32 if n < 1 << 31 else torch.int64
             order = torch.randperm(n, generator=generator, device="cpu", dtype=dtype)
-            # Slice first, because converting all n indices to Python numbers is slow. Convert piece
-            # by piece, so that each piece reuses the memory of the last one, still in the cache.
-            mine = torch.split(order[self.rank : self.total_size : self.num_replicas], _PIECE)
-            pieces: Iterator[Iterable[int]] = map(Tensor.tolist, mine)
-            padding = [int(order[i]) for i in padding]
         else:
-            pieces = iter([range(n)[self.rank : self.total_size : self.num_replicas]])
-        return chain.from_iterable(chain(pieces, [padding]))
+            order = torch.arange(n)
+        # Slice first, because converting all n indices to Python numbers is slow.
+        yield from order[self.rank : self.total_size : self.num_replicas].tolist()
+        # The padded order repeats from its start: position i holds the same index as i mod n. Fewer
+        # than K positions are padded, so at most the last one of this rank is.
+        last = self.rank + (self.num_samples - 1) * self.num_replicas
+        if last >= n > 0:
+            yield int(order[last % n])
 
     def __len__(self) -> int:
         return self.num_samples
@@ -160,13 +157,3 @@ class ShardedSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch: the order is shuffled with seed + epoch, equally on all ranks."""
         self.epoch = epoch
-
-
-def _require_process_group() -> None:
-    if not dist.is_available():
-        raise RuntimeError("this PyTorch has no torch.distributed: pass num_replicas and rank")
-    if not dist.is_initialized():
-        raise ValueError(
-            "there is no process group yet: pass num_replicas and rank, or call "
-            "torch.distributed.init_process_group first"
-        )

@@ -72,8 +72,8 @@ def assign_buckets(
             buckets.append(bucket)
         bucket.append(index)
         still_open[kind] = (bucket, filled + tensor.nbytes, cap)
-    when = {index: position for position, index in enumerate(order)}
-    return sorted(buckets, key=lambda bucket: when[bucket[-1]])
+    positions = {index: position for position, index in enumerate(order)}
+    return sorted(buckets, key=lambda bucket: positions[bucket[-1]])
 
 
 def trained_buckets(params: Iterable[Tensor], cap: int, first_cap: int) -> list[list[int]]:

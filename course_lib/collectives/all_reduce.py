@@ -136,8 +136,8 @@ def halving_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:
             keep += incoming
             steps.append((keep, give, partner))
             first, last = (first, middle) if rank < middle else (middle, last)
-        for mine, other, partner in reversed(steps):
-            exchange(mine, partner, other, partner, group)
+        for half, other, partner in reversed(steps):
+            exchange(half, partner, other, partner, group)
         if rank + power < world_size:
             dist.send(flat, group=group, group_dst=rank + power)
 

@@ -37,9 +37,9 @@ def all_to_all(tensor: Tensor, group: Group = None) -> Tensor:
     """
     rank, world_size = place_in(group)
     with flat_in_place(tensor) as flat:
-        own = shard(flat, world_size, rank)
-        received = flat.new_empty(world_size, own.numel())
-        received[rank] = own
+        own_chunk = shard(flat, world_size, rank)
+        received = flat.new_empty(world_size, own_chunk.numel())
+        received[rank] = own_chunk
         for step in range(1, world_size):
             to, source = (rank + step) % world_size, (rank - step) % world_size
             exchange(shard(flat, world_size, to), to, received[source], source, group)

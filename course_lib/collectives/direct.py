@@ -28,6 +28,7 @@ two-shot all-reduce: TensorRT-LLM (issue 2521 on GitHub) and vLLM's custom all-r
 (github.com/vllm-project/vllm/pull/2192).
 """
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -60,9 +61,8 @@ def one_shot_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """
     rank, world_size = place_in(group)
     with flat_in_place(tensor) as flat:
-        parts = [
-            flat.clone() if r == rank else flat.new_empty(flat.shape) for r in range(world_size)
-        ]
+        parts = [torch.empty_like(flat) for _ in range(world_size)]
+        parts[rank].copy_(flat)
         exchange_with_all([flat] * world_size, parts, group)
         _add_up(parts, flat)
 
@@ -93,7 +93,7 @@ def exchange_with_all(outgoing: list[Tensor], incoming: list[Tensor], group: Gro
 
 def _add_up(parts: list[Tensor], total: Tensor) -> None:
     """Write the sum of the `parts`, added in their order, to `total`."""
-    first, *others = parts
+    first, *later_parts = parts
     total.copy_(first)
-    for other in others:
+    for other in later_parts:
         total += other

@@ -49,10 +49,10 @@ def reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
         buffer = flat.new_empty(longest if world_size > 1 else 0)
         for step in range(world_size - 1):
             outgoing = shard(flat, world_size, (rank - step - 1) % world_size)
-            mine = shard(flat, world_size, (rank - step - 2) % world_size)
-            incoming = buffer[: mine.numel()]
+            partial_sum = shard(flat, world_size, (rank - step - 2) % world_size)
+            incoming = buffer[: partial_sum.numel()]
             exchange(outgoing, right, incoming, left, group)
-            mine += incoming
+            partial_sum += incoming
     return shard(flat, world_size, rank)
 
 
@@ -79,10 +79,10 @@ def ring_reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
 def ring_all_gather(chunk: Tensor, length: int, group: Group = None) -> Tensor:
     """Return the vector of `length` numbers whose chunk r is rank r's `chunk`, in new memory."""
     rank, world_size = place_in(group)
-    whole = chunk.new_empty(length)
-    shard(whole, world_size, rank).copy_(chunk)
-    all_gather(whole, group)
-    return whole
+    vector = chunk.new_empty(length)
+    shard(vector, world_size, rank).copy_(chunk)
+    all_gather(vector, group)
+    return vector
 
 
 def ring_all_reduce(tensor: Tensor, group: Group = None) -> None:

@@ -67,11 +67,11 @@ def compressed_all_reduce(
     with flat_in_place(tensor) as flat:
         shards = [shard(flat, world_size, rank) for rank in range(world_size)]
         total = _sum_of_mine(shards, compressor, group, key)
-        mine = compressor.encode(total, (key, "sum"))
-        for each, payload in zip(
-            shards, _from_everyone(mine, shards, compressor, group), strict=True
+        own_sum = compressor.encode(total, (key, "sum"))
+        for target, payload in zip(
+            shards, _from_everyone(own_sum, shards, compressor, group), strict=True
         ):
-            compressor.decode_into(payload, each)
+            compressor.decode_into(payload, target)
         compressor.drop_overflow(key, flat)
 
 
@@ -88,47 +88,37 @@ def sum_by_codec(
 def _sum_of_mine(
     shards: Sequence[Tensor], compressor: Compressor, group: Group, key: Hashable
 ) -> Tensor:
-    """Send every shard, compressed, to its rank; return the sum of this rank's shard in float32.
+    """Send every shard, compressed, to its rank; return the sum of this rank's shard in float32."""
+    rank, _ = place_in(group)
 
-    Each shard is sent as soon as it is compressed, while the next one is being compressed.
-    """
-    rank, world_size = place_in(group)
-    mine = shards[rank]
-    wires = {r: _room(compressor, mine) for r in range(world_size) if r != rank}
-    works = []
-    for to, source in _neighbours(rank, world_size):
-        part = compressor.encode(shards[to], (key, "part", to))
-        works += _start([(to, part.wire, source, wires[source])], group)
-    part = compressor.encode(mine, (key, "part", rank))
+    def encoded(owner: int) -> Payload:
+        return compressor.encode(shards[owner], (key, "part", owner))
+
+    wires = [_room(compressor, shards[rank]) for _ in shards]
+    works = _start_swaps(lambda to: encoded(to).wire, wires, group)
+    part = encoded(rank)
     wires[rank] = part.wire
     for work in works:
         work.wait()
-    total = torch.empty(mine.numel(), device=mine.device)
-    for number, (_, wire) in enumerate(sorted(wires.items())):  # in the order of the ranks
+    total = torch.empty(part.shape.numel(), device=part.wire.device)
+    for number, wire in enumerate(wires):  # in the order of the ranks
         payload = Payload(wire, part.shape, total.dtype, part.agreed)
         compressor.decode_into(payload, total, add=number > 0)
     return total.view(part.shape)
 
 
 def _from_everyone(
-    mine: Payload, shards: Sequence[Tensor], compressor: Compressor, group: Group
+    own_sum: Payload, shards: Sequence[Tensor], compressor: Compressor, group: Group
 ) -> list[Payload]:
     """Send this rank's sum to all ranks; return the sums of all ranks, in rank order."""
-    rank, world_size = place_in(group)
-    wires = {r: _room(compressor, each) for r, each in enumerate(shards) if r != rank}
-    pairs = _neighbours(rank, world_size)
-    for work in _start([(to, mine.wire, r, wires[r]) for to, r in pairs], group):
+    wires = [_room(compressor, part) for part in shards]
+    wires[place_in(group)[0]] = own_sum.wire
+    for work in _start_swaps(lambda _: own_sum.wire, wires, group):
         work.wait()
-    wires[rank] = mine.wire
-    return [Payload(wires[r], each.shape, mine.dtype, mine.agreed) for r, each in enumerate(shards)]
-
-
-def _neighbours(rank: int, world_size: int) -> list[tuple[int, int]]:
-    """Return for each message the ranks (to, from).
-
-    Each rank begins with its right neighbour, so that not all ranks send to the same one at once.
-    """
-    return [((rank + i) % world_size, (rank - i) % world_size) for i in range(1, world_size)]
+    return [
+        Payload(wire, part.shape, own_sum.dtype, own_sum.agreed)
+        for wire, part in zip(wires, shards, strict=True)
+    ]
 
 
 def _room(compressor: Compressor, like: Tensor) -> Tensor:
@@ -136,16 +126,25 @@ def _room(compressor: Compressor, like: Tensor) -> Tensor:
     return torch.empty(compressor.nbytes(like.shape), dtype=torch.uint8, device=like.device)
 
 
-def _start(messages: Sequence[tuple[int, Tensor, int, Tensor]], group: Group) -> list[dist.Work]:
-    """Start all of the messages (to, outgoing, source, incoming); return handles to wait for.
+def _start_swaps(
+    outgoing: Callable[[int], Tensor], incoming: Sequence[Tensor], group: Group
+) -> list[dist.Work]:
+    """Start to send `outgoing(r)` to each other rank r, and to receive `incoming[r]` from it.
 
-    Single messages pay the latency once, together. ``all_to_all_single`` would run K-1 rounds one
-    after the other, each with its own latency. Empty messages are not sent.
+    A message leaves as soon as it is made, while the next one is being compressed. Each rank begins
+    with its right neighbour, so that not all send to the same rank at once. Single messages pay the
+    latency once, together: ``all_to_all_single`` would run K-1 rounds, each with its own latency.
+    Empty messages are not sent.
     """
-    operations = []
-    for to, outgoing, source, incoming in messages:
-        if outgoing.numel():
-            operations.append(dist.P2POp(dist.isend, outgoing, group=group, group_peer=to))
-        if incoming.numel():
-            operations.append(dist.P2POp(dist.irecv, incoming, group=group, group_peer=source))
-    return dist.batch_isend_irecv(operations) if operations else []
+    rank, world_size = place_in(group)
+    works: list[dist.Work] = []
+    for hop in range(1, world_size):
+        to, source = (rank + hop) % world_size, (rank - hop) % world_size
+        ends = (dist.isend, outgoing(to), to), (dist.irecv, incoming[source], source)
+        pair = [
+            dist.P2POp(start, wire, group=group, group_peer=peer)
+            for start, wire, peer in ends
+            if wire.numel()
+        ]
+        works += dist.batch_isend_irecv(pair) if pair else []
+    return works

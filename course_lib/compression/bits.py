@@ -15,23 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-WIDTHS = (1, 2, 4, 8)
-
 
 def packed_bytes(length: int, width: int) -> int:
     """Return how many bytes `length` codes of `width` bits take."""
     return -(-length * width // 8)
-
-
-def width_for(values: int) -> int:
-    """Return the bits for a code with that many possible values: 1, 2, 4 or 8.
-
-    Raises ValueError for more than 256.
-    """
-    for width in WIDTHS:
-        if values <= 1 << width:
-            return width
-    raise ValueError(f"a byte can tell at most 256 values apart, got {values}")
 
 
 def for_numpy(tensor: Tensor) -> bool:
@@ -78,10 +65,10 @@ def choose_by_bits(packed: Tensor, table: Tensor, out: Tensor) -> None:
     `table`: `table_by_byte(either)`, float32; `out`: a float32 vector. One look-up of 32 bytes
     writes eight numbers.
     """
-    whole = out.numel() // 8 if for_numpy(packed) else 0
-    if whole:
-        eights = out[: 8 * whole].numpy().view("V32")
-        index = packed[:whole].numpy().astype(np.intp)  # else `take` converts it, more slowly
+    full_bytes = out.numel() // 8 if for_numpy(packed) else 0
+    if full_bytes:
+        eights = out[: 8 * full_bytes].numpy().view("V32")
+        index = packed[:full_bytes].numpy().astype(np.intp)  # else `take` converts it, more slowly
         np.take(table.numpy().view("V32").ravel(), index, out=eights, mode="clip")
-    if (rest := out[8 * whole :]).numel():
-        rest.copy_(table[packed[whole:].long()].view(-1)[: rest.numel()])
+    if (tail := out[8 * full_bytes :]).numel():
+        tail.copy_(table[packed[full_bytes:].long()].view(-1)[: tail.numel()])

@@ -42,7 +42,6 @@ from course_lib.compression.payload import (
     Shape,
     as_vector,
     fill_unless,
-    forget,
     is_finite,
     keys_of,
 )
@@ -98,10 +97,6 @@ class ErrorFeedback(Compressor):
         payload = self.compressor.encode_with_residual(x, residual, key)
         return Payload(payload.wire, tensor.shape, tensor.dtype, payload.agreed)
 
-    def decode(self, payload: Payload) -> Tensor:
-        """As the compressor's."""
-        return self.compressor.decode(payload)
-
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
         """As the compressor's."""
         self.compressor.decode_into(payload, out, add)
@@ -113,14 +108,14 @@ class ErrorFeedback(Compressor):
         residual = self.residual(key, as_vector(tensor)).view(tensor.shape)
         residual += tensor
         fill_unless(is_finite(residual), residual, math.nan)  # else it might not be sent at all
-        total, mine = self.compressor.sum_over(residual, key, all_reduce)
-        residual -= mine
+        total, own_part = self.compressor.sum_over(residual, key, all_reduce)
+        residual -= own_part
         self.drop_overflow(key, total)
-        return total, mine
+        return total, own_part
 
     def forget(self, key: Hashable) -> None:
-        """Drop the residuals of `key`."""
-        forget(self.residuals, key)
+        """Drop the residuals of `key`, and what the compressor remembers of it."""
+        super().forget(key)
         self.compressor.forget(key)
 
     def residual(self, key: Hashable, x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from course_lib.compression.bits import (
     table_by_byte,
 )
 from course_lib.compression.payload import (
-    CompressorInPlace,
+    Compressor,
     Payload,
     Shape,
     as_vector,
@@ -38,6 +38,7 @@ from course_lib.compression.payload import (
     in_cache,
     kernels_for,
     section,
+    write,
 )
 
 _SCALE = 4  # bytes
@@ -45,7 +46,7 @@ _PIECE = 1 << 18
 """Elements, 1 MiB. Pieces are this large because the cost of a call matters for little work."""
 
 
-class OneBit(CompressorInPlace):
+class OneBit(Compressor):
     """Signs, and the mean absolute value. A bit is 1 if the element is negative."""
 
     def nbytes(self, shape: Shape) -> int:
@@ -83,10 +84,8 @@ class OneBit(CompressorInPlace):
             piece = out[at]
             values = piece if directly else work_space[: piece.numel()]
             choose_by_bits(self._signs(payload.wire, at), table, values)
-            if add:
-                piece.add_(values)
-            elif not directly:
-                piece.copy_(values)
+            if not directly:
+                write(piece, values, add)
 
     def _encode(self, x: Tensor, residual: Tensor | None, like: Tensor) -> Payload:
         wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)

@@ -75,21 +75,19 @@ class Compressor(ABC):
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
         """Return the payload of `tensor`, of any shape and floating dtype, without changing it."""
 
-    @abstractmethod
     def decode(self, payload: Payload) -> Tensor:
         """Return a new tensor of the payload's shape and dtype."""
+        result = torch.empty(payload.shape.numel(), device=payload.wire.device)
+        self.decode_into(payload, result)
+        return result.view(payload.shape).to(payload.dtype)
 
+    @abstractmethod
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
-        """Write the result of `decode` to `out`, a vector, or add it to `out`.
+        """Write the decoded numbers to `out`, a floating-point vector, or add them to `out`.
 
         On a CPU, allocating new memory takes as long as filling it, so compressors avoid it if they
         can.
         """
-        decoded = self.decode(payload).view(-1)
-        if add:
-            out += decoded
-        else:
-            out.copy_(decoded)
 
     def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
         """Return x + residual, compressed; `residual` becomes the part that is left out.
@@ -115,8 +113,12 @@ class Compressor(ABC):
             f"payloads of {type(self).__name__} cannot be summed: they are not linear"
         )
 
-    def forget(self, key: Hashable) -> None:  # noqa: B027  # most remember nothing
+    def forget(self, key: Hashable) -> None:
         """Delete the memory of `key`, and of tuples that begin with it."""
+        for name in self.memory:
+            entries = getattr(self, name)
+            for member in keys_of(entries, key):
+                del entries[member]
 
     def drop_overflow(self, key: Hashable, total: Tensor) -> None:  # noqa: B027
         """Drop what is left of earlier tensors of `key` if `total` is not finite.
@@ -135,20 +137,6 @@ class Compressor(ABC):
         """Replace what is remembered by that from `state_dict`."""
         for name in self.memory:
             setattr(self, name, copy.deepcopy(state[name]))
-
-
-class CompressorInPlace(Compressor):
-    """A compressor whose `decode` allocates memory and then calls `decode_into`."""
-
-    def decode(self, payload: Payload) -> Tensor:
-        """As `Compressor.decode`, but with `decode_into`."""
-        result = torch.empty(payload.shape.numel(), device=payload.wire.device)
-        self.decode_into(payload, result)
-        return result.view(payload.shape).to(payload.dtype)
-
-    @abstractmethod
-    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
-        """As `Compressor.decode_into`, without `decode`."""
 
 
 class Codec(Compressor):
@@ -176,9 +164,9 @@ class Codec(Compressor):
         """Return the wire of the elements in order."""
         return Payload(self._encode(as_vector(tensor)), tensor.shape, tensor.dtype)
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return what the wire stands for."""
-        return self._decode(payload.wire, payload.shape, payload.dtype)
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """As `Compressor.decode_into`: what the wire stands for."""
+        write(out, self._decode(payload.wire, payload.shape, payload.dtype).view(-1), add)
 
 
 def elements(shape: Shape) -> int:
@@ -195,6 +183,14 @@ def as_vector(tensor: Tensor) -> Tensor:
         kind = "sparse" if tensor.is_sparse else str(tensor.dtype)
         raise TypeError(f"only dense floating-point tensors can be compressed, not {kind}")
     return tensor.detach().reshape(-1).to(torch.float32)
+
+
+def write(out: Tensor, values: Tensor, add: bool) -> None:
+    """Write `values` to `out`, of the same shape, or add them to `out`."""
+    if add:
+        out.add_(values)
+    else:
+        out.copy_(values)
 
 
 def section(wire: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
@@ -256,7 +252,9 @@ def keys_of(memory: dict[Hashable, Any], key: Hashable) -> list[Hashable]:
     return [k for k in memory if k == key or (isinstance(k, tuple) and k[:1] == (key,))]
 
 
-def forget(memory: dict[Hashable, Any], key: Hashable) -> None:
-    """Remove the entries of `key`, and of tuples that begin with it, from `memory`."""
-    for member in keys_of(memory, key):
-        del memory[member]
+def verify_density(density: float) -> None:
+    """Raise ValueError unless `density` is a share that can be sent."""
+    if not 0 < density <= 1:
+        raise ValueError(
+            f"density, the share that is sent, must be above 0 and up to 1, not {density}"
+        )

@@ -33,8 +33,8 @@ from course_lib.compression.payload import (
     Shape,
     as_vector,
     elements,
-    forget,
     section,
+    write,
 )
 
 
@@ -74,25 +74,23 @@ class PowerSGD(Compressor):
         wire = torch.cat([left.reshape(-1), right.reshape(-1)]).view(torch.uint8)
         return Payload(wire, tensor.shape, tensor.dtype)
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return P Qᵀ."""
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """As `Compressor.decode_into`: P Qᵀ."""
         rows, columns = matrix_shape(payload.shape)
         rank = min(self.rank, rows, columns)
-        both = section(payload.wire, 0, payload.nbytes, torch.float32)
-        left, right = torch.split(both, [rows * rank, columns * rank])
+        factors = section(payload.wire, 0, payload.nbytes, torch.float32)
+        left, right = torch.split(factors, [rows * rank, columns * rank])
         product = left.view(rows, rank) @ right.view(columns, rank).T
-        return _as_tensor(product, payload.shape).to(payload.dtype)
+        write(out, product.view(-1)[: out.numel()], add)
 
     def sum_over(
         self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]
     ) -> tuple[Tensor, Tensor]:
         """Sum P, then Q."""
-        left, right, mine = self._factors(tensor, key, all_reduce)
-        return _as_tensor(left @ right.T, tensor.shape), _as_tensor(left @ mine.T, tensor.shape)
-
-    def forget(self, key: Hashable) -> None:
-        """Delete the Q of `key`: its next step begins with a random Q."""
-        forget(self.start, key)
+        left, right, own_right = self._factors(tensor, key, all_reduce)
+        products = left @ right.T, left @ own_right.T
+        total, own_part = (_as_tensor(product, tensor.shape) for product in products)
+        return total, own_part
 
     def _factors(
         self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]
@@ -106,14 +104,14 @@ class PowerSGD(Compressor):
         left = matrix @ (start if start.shape == random.shape else random)
         all_reduce(left)
         left = torch.linalg.qr(left).Q
-        mine = matrix.T @ left
-        right = mine.clone()
+        own_right = matrix.T @ left
+        right = own_right.clone()
         all_reduce(right)
         # A column of zeros, or one that is not finite, would stay so: replace it by a random one.
         size = torch.linalg.vector_norm(right, dim=0)
         lost = (size == 0) | ~size.isfinite()
         self.start[key] = torch.where(lost, random, right)
-        return left, right, mine
+        return left, right, own_right
 
     def _random(self, columns: int, rank: int, device: torch.device) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)

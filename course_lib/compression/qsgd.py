@@ -19,31 +19,25 @@ NeurIPS 2017 (Lemma 3.1).
 """
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from course_lib.compression.bits import (
-    for_numpy,
-    pack_bits,
-    packed_bytes,
-    unpack_bits,
-    width_for,
-)
+from course_lib.compression.bits import pack_bits, packed_bytes, unpack_bits
 from course_lib.compression.payload import (
-    CompressorInPlace,
+    Compressor,
     Payload,
     Shape,
     as_vector,
     elements,
-    in_cache,
     section,
+    write,
 )
 
 
-class QSGD(CompressorInPlace):
+class QSGD(Compressor):
     """Levels between 0 and the norm of a block, and signs.
 
     Args:
@@ -61,7 +55,7 @@ class QSGD(CompressorInPlace):
             raise ValueError(f"a block must have at least one element, not {block}")
         self.levels = levels
         self.block = block
-        self.width = width_for(2 * levels + 1)
+        self.width = next(bits for bits in (1, 2, 4, 8) if 2 * levels + 1 <= 1 << bits)
         self.seed = seed
         self._generator: torch.Generator | None = None
 
@@ -77,53 +71,28 @@ class QSGD(CompressorInPlace):
 
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
         """Return norms and levels."""
-        x = as_vector(tensor)
-        wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
-        norms, packed = self._parts(wire, x.numel())
-        for at, blocks, places in self._pieces(x):
-            rows = self._rows(x[at])
-            norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-            scaled = rows.abs().mul_(torch.where(norm == 0, 0, self.levels / norm))
-            levels = scaled.add_(self._noise(rows)).floor_().clamp_(max=self.levels)
-            # Map -s … s to 0 … 2s. With a separate sign bit, zero would have two codes.
-            signed = torch.copysign(levels, rows).nan_to_num_(0).add_(self.levels)
-            codes = signed.to(torch.uint8).view(-1)[: at.stop - at.start]
-            norms[blocks] = norm.view(-1)
-            packed[places] = pack_bits(codes, self.width)
+        rows = self._rows(as_vector(tensor))
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        scaled = rows.abs().mul_(torch.where(norms == 0, 0, self.levels / norms))
+        levels = scaled.add_(self._noise(rows)).floor_().clamp_(max=self.levels)
+        # Map -s … s to 0 … 2s. With a separate sign bit, zero would have two codes.
+        signed = torch.copysign(levels, rows).nan_to_num_(0).add_(self.levels)
+        codes = pack_bits(signed.to(torch.uint8).view(-1)[: tensor.numel()], self.width)
+        wire = torch.cat([norms.view(-1).view(torch.uint8), codes])
         return Payload(wire, tensor.shape, tensor.dtype)
 
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
         """As `Compressor.decode_into`: level / s times the norm of the block."""
-        norms, packed = self._parts(payload.wire, out.numel())
-        for at, blocks, places in self._pieces(out):
-            codes = unpack_bits(packed[places], self.width, at.stop - at.start)
-            rows = self._rows(codes).to(torch.float32)
-            values = rows.sub_(self.levels).mul_(norms[blocks, None] / self.levels)
-            if add:
-                out[at] += values.view(-1)[: len(codes)]
-            else:
-                out[at] = values.view(-1)[: len(codes)]
-
-    def _parts(self, wire: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """Return the norms, float32, and the packed codes of a wire: views if aligned."""
-        header = 4 * -(-numel // self.block)
-        return section(wire, 0, header, torch.float32), wire[header:]
+        header = 4 * -(-out.numel() // self.block)
+        norms = section(payload.wire, 0, header, torch.float32)
+        codes = unpack_bits(payload.wire[header:], self.width, out.numel())
+        levels = self._rows(codes).to(torch.float32).sub_(self.levels)
+        write(out, levels.mul_(norms[:, None] / self.levels).view(-1)[: len(codes)], add)
 
     def _rows(self, x: Tensor) -> Tensor:
         """Return a row per block; the last one is padded with zeros."""
         padding = -x.numel() % self.block
         return (F.pad(x, (0, padding)) if padding else x.contiguous()).view(-1, self.block)
-
-    def _pieces(self, x: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-        """Yield pieces to process at once: their elements, blocks, and bytes of codes.
-
-        On a CPU, a piece has as many whole blocks, in whole bytes, as stay in the cache.
-        """
-        unit = 8 * self.block
-        at_once = max(1, (1 << 16) // unit) * unit if for_numpy(x) else max(x.numel(), 1)
-        for at in in_cache(x, at_once):
-            blocks = slice(at.start // self.block, -(-at.stop // self.block))
-            yield at, blocks, slice(at.start * self.width // 8, packed_bytes(at.stop, self.width))
 
     def _noise(self, like: Tensor) -> Tensor:
         if self.seed is not None and self._generator is None:

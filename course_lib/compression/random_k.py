@@ -33,13 +33,13 @@ from torch.nn import functional as F
 
 from course_lib.collectives import Group, library_all_reduce, place_in
 from course_lib.compression.payload import (
-    CompressorInPlace,
+    Compressor,
     Payload,
     Shape,
     as_vector,
     elements,
-    forget,
     section,
+    verify_density,
 )
 
 RUN = 256
@@ -69,7 +69,7 @@ def random_k_mean(x: Tensor, k: int, seed: int, group: Group = None) -> Tensor:
     return torch.zeros_like(flat).index_put_((places,), values).view(x.shape)
 
 
-class RandomK(CompressorInPlace):
+class RandomK(Compressor):
     """Elements at random positions, which all ranks know.
 
     Args:
@@ -87,10 +87,7 @@ class RandomK(CompressorInPlace):
     memory = ("draws",)
 
     def __init__(self, density: float, seed: int = 0, unbiased: bool = False) -> None:
-        if not 0 < density <= 1:
-            raise ValueError(
-                f"density, the share that is sent, must be above 0 and up to 1, not {density}"
-            )
+        verify_density(density)
         self.density = density
         self.seed = seed
         self.unbiased = unbiased
@@ -108,12 +105,12 @@ class RandomK(CompressorInPlace):
         places = self._places(x.numel(), key, self.draws[key]).to(x.device)
         self.draws[key] += 1
         drawn, runs, run = self._counts(x.numel())
-        whole = x[: x.numel() // run * run].view(-1, run)
-        if runs == len(whole):
-            values = whole[places]
+        full_runs = x[: x.numel() // run * run].view(-1, run)
+        if runs == len(full_runs):
+            values = full_runs[places]
         else:  # the last run is not whole; on a GPU, checking whether it was drawn would wait
-            tail = F.pad(x[whole.numel() :], (0, runs * run - x.numel()))
-            inside = whole[places.clamp(max=len(whole) - 1)]
+            tail = F.pad(x[full_runs.numel() :], (0, runs * run - x.numel()))
+            inside = full_runs[places.clamp(max=len(full_runs) - 1)]
             values = torch.where((places == runs - 1)[:, None], tail, inside)
         if self.unbiased and drawn:
             values = values * (runs / drawn)
@@ -129,26 +126,22 @@ class RandomK(CompressorInPlace):
         values, places = values.to(out.dtype), payload.agreed
         if not add:
             out.zero_()
-        whole = out[: out.numel() // run * run].view(-1, run)
-        if runs > len(whole):  # as in `encode`
+        full_runs = out[: out.numel() // run * run].view(-1, run)
+        if runs > len(full_runs):  # as in `encode`
             last = (places == runs - 1)[:, None]
-            out[whole.numel() :] += torch.where(last, values, 0).sum(0)[: out.numel() % run]
-            values, places = torch.where(last, 0, values), places.clamp(max=len(whole) - 1)
-        whole.index_add_(0, places, values)
+            out[full_runs.numel() :] += torch.where(last, values, 0).sum(0)[: out.numel() % run]
+            values, places = torch.where(last, 0, values), places.clamp(max=len(full_runs) - 1)
+        full_runs.index_add_(0, places, values)
 
     def sum_over(
         self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]
     ) -> tuple[Tensor, Tensor]:
         """Sum the values, which all ranks take from the same positions."""
         payload = self.encode(tensor.float(), key)
-        mine = self.decode(payload)
+        own_part = self.decode(payload)
         if payload.nbytes:
             all_reduce(payload.wire.view(torch.float32))
-        return self.decode(payload), mine
-
-    def forget(self, key: Hashable) -> None:
-        """Count the draws of `key` from 0 again."""
-        forget(self.draws, key)
+        return self.decode(payload), own_part
 
     def _counts(self, numel: int) -> tuple[int, int, int]:
         """Return the number of drawn runs, the number of all runs, and the elements per run."""

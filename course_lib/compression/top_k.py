@@ -33,13 +33,14 @@ from torch import Tensor
 
 from course_lib.compression.bits import for_numpy, pack_bits, packed_bytes, unpack_bits
 from course_lib.compression.payload import (
-    CompressorInPlace,
+    Compressor,
     Payload,
     Shape,
     as_vector,
     elements,
     in_cache,
     section,
+    verify_density,
 )
 
 Number = TypeVar("Number", bound=np.generic)
@@ -64,13 +65,13 @@ def encode_top_k(x: Tensor, k: int) -> Tensor:
     places, values = largest(x, k)
     if packed_bytes(x.numel(), 1) < 4 * k:
         chosen = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
-        where = pack_bits(chosen.index_fill_(0, places, True), 1)
+        index_bytes = pack_bits(chosen.index_fill_(0, places, True), 1)
     else:
-        where = places.to(torch.int32).view(torch.uint8)
-    return torch.cat([values.view(torch.uint8), where])
+        index_bytes = places.to(torch.int32).view(torch.uint8)
+    return torch.cat([values.view(torch.uint8), index_bytes])
 
 
-class TopK(CompressorInPlace):
+class TopK(Compressor):
     """The largest elements by absolute value, and their positions.
 
     Args:
@@ -79,10 +80,7 @@ class TopK(CompressorInPlace):
     """
 
     def __init__(self, density: float) -> None:
-        if not 0 < density <= 1:
-            raise ValueError(
-                f"density, the share that is sent, must be above 0 and up to 1, not {density}"
-            )
+        verify_density(density)
         self.density = density
 
     def count(self, numel: int) -> int:
@@ -92,7 +90,8 @@ class TopK(CompressorInPlace):
     def nbytes(self, shape: Shape) -> int:
         """Return 4 k for the values, plus 4 k or ⌈numel/8⌉ for their positions."""
         numel = elements(shape)
-        return 4 * self.count(numel) + self._index_bytes(numel)
+        k = self.count(numel)
+        return 4 * k + min(4 * k, packed_bytes(numel, 1))
 
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
         """Return values and positions. Not-a-number counts as larger than any number."""
@@ -120,17 +119,11 @@ class TopK(CompressorInPlace):
         """Return the positions of the values, shape (k,), in order."""
         numel = payload.shape.numel()
         k = self.count(numel)
-        if not self._as_bitmap(numel):
+        if packed_bytes(numel, 1) >= 4 * k:  # a list, as in `encode_top_k`
             return section(payload.wire, 4 * k, payload.nbytes, torch.int32).long()
         chosen = unpack_bits(payload.wire[4 * k :], 1, numel)
         # The count is known, so a GPU does not have to wait for it.
         return torch.nonzero_static(chosen, size=k).view(-1)
-
-    def _as_bitmap(self, numel: int) -> bool:
-        return packed_bytes(numel, 1) < 4 * self.count(numel)
-
-    def _index_bytes(self, numel: int) -> int:
-        return min(4 * self.count(numel), packed_bytes(numel, 1))
 
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -168,18 +161,18 @@ def _not_below(x: Tensor, threshold: float) -> tuple[Array[np.int64], Array[np.f
     """
     work = torch.empty_like(x[next(in_cache(x))])
     # As integers, the bits of floats above zero have the same order, and NaN comes last.
-    least = int(torch.tensor(threshold).view(torch.int32))
+    threshold_bits = int(torch.tensor(threshold).view(torch.int32))
     places: list[Array[np.int64]] = []
     values: list[Array[np.float32]] = []
     for at in in_cache(x):
         piece = x[at]
-        above = torch.abs(piece, out=work[: len(piece)]).view(torch.int32).numpy() >= least
-        whole = len(above) // 8 * 8
-        eights = np.flatnonzero(above[:whole].view(np.int64))
-        within = np.flatnonzero(above[:whole].view("V8")[eights].view(np.bool_))
-        found = 8 * eights[within >> 3] + (within & 7)
-        if whole < len(above):
-            found = np.append(found, whole + np.flatnonzero(above[whole:]))
-        places.append(found + at.start)
-        values.append(piece.numpy()[found])
+        above = torch.abs(piece, out=work[: len(piece)]).view(torch.int32).numpy() >= threshold_bits
+        full_length = len(above) // 8 * 8
+        eights = np.flatnonzero(above[:full_length].view(np.int64))
+        within = np.flatnonzero(above[:full_length].view("V8")[eights].view(np.bool_))
+        offsets = 8 * eights[within >> 3] + (within & 7)
+        if full_length < len(above):
+            offsets = np.append(offsets, full_length + np.flatnonzero(above[full_length:]))
+        places.append(offsets + at.start)
+        values.append(piece.numpy()[offsets])
     return np.concatenate(places), np.concatenate(values)

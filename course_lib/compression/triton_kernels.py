@@ -111,10 +111,10 @@ def _mine(n, BLOCK: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr):
     """Return the positions of this program's elements, and which of them exist."""
     within = tl.program_id(0) % PARTS * TILE + tl.arange(0, TILE)
     place = (tl.program_id(0) // PARTS).to(tl.int64) * BLOCK + within
-    here = place < n
+    exists = place < n
     if BLOCK % TILE or BLOCK // TILE < PARTS:
-        here &= within < BLOCK
-    return place, here
+        exists &= within < BLOCK
+    return place, exists
 
 
 @triton.jit
@@ -135,11 +135,11 @@ def _find_largest(
     TILE: tl.constexpr,
     REMEMBER: tl.constexpr,
 ):
-    place, here = _mine(n, BLOCK, PARTS, TILE)
-    p = tl.load(x + place, mask=here, other=0.0)
+    place, exists = _mine(n, BLOCK, PARTS, TILE)
+    p = tl.load(x + place, mask=exists, other=0.0)
     if REMEMBER:
-        p += tl.load(residual + place, mask=here, other=0.0)
-        tl.store(residual + place, p, mask=here)
+        p += tl.load(residual + place, mask=exists, other=0.0)
+        tl.store(residual + place, p, mask=exists)
     tl.store(largest + tl.program_id(0), _largest_of(p))
 
 
@@ -158,24 +158,24 @@ def _encode_bytes(
     REMEMBER: tl.constexpr,
 ):
     block = tl.program_id(0) // PARTS
-    place, here = _mine(n, BLOCK, PARTS, TILE)
+    place, exists = _mine(n, BLOCK, PARTS, TILE)
     if PARTS > 1:  # `_find_largest` ran before, and has added x to the residual
-        p = tl.load(residual + place, mask=here, other=0.0)
-        most = _largest_of(tl.load(largest + block * PARTS + tl.arange(0, PARTS)))
+        p = tl.load(residual + place, mask=exists, other=0.0)
+        maximum = _largest_of(tl.load(largest + block * PARTS + tl.arange(0, PARTS)))
     else:
-        p = tl.load(x + place, mask=here, other=0.0)
+        p = tl.load(x + place, mask=exists, other=0.0)
         if REMEMBER:
-            p += tl.load(residual + place, mask=here, other=0.0)
-        most = _largest_of(p)
-    scale = tl.div_rn(most, 127.0)
+            p += tl.load(residual + place, mask=exists, other=0.0)
+        maximum = _largest_of(p)
+    scale = tl.div_rn(maximum, 127.0)
     if tl.program_id(0) % PARTS == 0:
         tl.store(scales + block, scale)
     inverse = tl.where(scale < SMALLEST, 0.0, tl.div_rn(1.0, scale))
     code = (p * inverse + TO_WHOLE) - TO_WHOLE
     if REMEMBER:
-        tl.store(residual + place, p - code * scale, mask=here)
+        tl.store(residual + place, p - code * scale, mask=exists)
     code = tl.where(code == code, code, 0.0)
-    tl.store(codes + place, code.to(tl.int8).to(tl.uint8, bitcast=True), mask=here)
+    tl.store(codes + place, code.to(tl.int8).to(tl.uint8, bitcast=True), mask=exists)
 
 
 @triton.jit
@@ -189,12 +189,12 @@ def _decode_bytes(
     TILE: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    place, here = _mine(n, BLOCK, PARTS, TILE)
-    code = tl.load(codes + place, mask=here, other=0).to(tl.int8, bitcast=True)
+    place, exists = _mine(n, BLOCK, PARTS, TILE)
+    code = tl.load(codes + place, mask=exists, other=0).to(tl.int8, bitcast=True)
     value = code.to(tl.float32) * tl.load(scales + tl.program_id(0) // PARTS)
     if ADD:
-        value += tl.load(out + place, mask=here, other=0.0)
-    tl.store(out + place, value, mask=here)
+        value += tl.load(out + place, mask=exists, other=0.0)
+    tl.store(out + place, value, mask=exists)
 
 
 @triton.jit

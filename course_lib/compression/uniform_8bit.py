@@ -31,13 +31,14 @@ import torch
 from torch import Tensor
 
 from course_lib.compression.payload import (
-    CompressorInPlace,
+    Compressor,
     Payload,
     Shape,
     as_vector,
     elements,
     kernels_for,
     section,
+    write,
 )
 
 BLOCK = 1 << 16
@@ -75,7 +76,7 @@ def dequantize(wire: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor
     return (wire[4:].view(torch.int8) * scale).view(shape).to(dtype)
 
 
-class Uniform8Bit(CompressorInPlace):
+class Uniform8Bit(Compressor):
     """Whole numbers from -127 to 127, times a scale.
 
     Args:
@@ -95,8 +96,6 @@ class Uniform8Bit(CompressorInPlace):
         self.block = block
         self.seed = seed
         self._generator: torch.Generator | None = None
-        self._pool = torch.empty(0)
-        self._uses = 0
 
     def nbytes(self, shape: Shape) -> int:
         """Return one byte per element and four per block; the last block may be shorter."""
@@ -127,10 +126,8 @@ class Uniform8Bit(CompressorInPlace):
             work = target if in_place else torch.empty_like(target, dtype=torch.float32)
             work.copy_(codes[at].view(torch.int8).view(rows, -1))
             work.mul_(scales[first : first + rows, None])
-            if add:
-                target.add_(work)
-            elif not in_place:
-                target.copy_(work)
+            if not in_place:
+                write(target, work, add)
 
     def _encode(self, x: Tensor, residual: Tensor | None, like: Tensor) -> Payload:
         numel = x.numel()
@@ -155,8 +152,8 @@ class Uniform8Bit(CompressorInPlace):
             # aminmax over a whole tensor is 20 times as fast as over a dimension of one row.
             low, high = exact.aminmax() if rows == 1 else exact.aminmax(dim=1, keepdim=True)
             # Divide by a tensor: on a GPU, `div_` by a number multiplies by its rounded reciprocal.
-            most = torch.maximum(-low, high).abs_()  # all zeros: 0, not -0
-            scale.copy_(most.div_(torch.full_like(most, LARGEST)))
+            maximum = torch.maximum(-low, high).abs_()  # all zeros: 0, not -0
+            scale.copy_(maximum.div_(torch.full_like(maximum, LARGEST)))
             # For a block of zeros or tiny numbers, 1 / s is infinite: use 0. (NaN stays NaN.)
             inverse = torch.where(scale < SMALLEST, 0, 1 / scale)
             work = torch.mul(exact, inverse, out=work_space[: exact.numel()].view_as(exact))
@@ -187,19 +184,7 @@ class Uniform8Bit(CompressorInPlace):
             yield slice(blocks * self.block, numel), blocks, 1
 
     def _noise(self, like: Tensor) -> Tensor:
-        """Return uniform numbers in [0, 1), of the shape of `like`.
-
-        On a CPU a random number takes as long as all other steps together. So 64 blocks share one
-        pool, and each begins at a random position in it. Every number is uniform, which is enough
-        for an unbiased result. The numbers of different blocks are not independent.
-        """
+        """Return uniform numbers in [0, 1), of the shape of `like`."""
         if self.seed is not None and self._generator is None:
             self._generator = torch.Generator(like.device).manual_seed(self.seed)
-        if like.device.type != "cpu":
-            return torch.rand(like.shape, device=like.device, generator=self._generator)
-        if self._uses == 0 or self._pool.numel() < 2 * like.numel():
-            self._pool = torch.rand(2 * self.block, generator=self._generator)
-            self._uses = 64
-        self._uses -= 1
-        start = int(torch.randint(self.block, (), generator=self._generator))
-        return self._pool[start : start + like.numel()].view_as(like)
+        return torch.rand(like.shape, device=like.device, generator=self._generator)

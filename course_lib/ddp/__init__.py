@@ -3,9 +3,9 @@
     >>> from course_lib.ddp import DistributedDataParallel
     >>> model = DistributedDataParallel(model)  # then train it as on one GPU
 
-Read `minimal` first: the version that lecture 05 builds, in one page. `functions` has the same idea
-in the three functions of assignment 05. The others are for every model, with the interface of
-PyTorch's class:
+Read `functions` first, the three functions of assignment 05, in one page. `minimal` wraps a module
+with them: lecture 05 builds it. The others are for every model, with the interface of PyTorch's
+class:
 
 - `hooks`: when a gradient is ready, when backward is over, and your own way to average a bucket
 - `buffers`: equal weights at the start, and equal buffers afterwards

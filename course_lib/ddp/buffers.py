@@ -16,7 +16,8 @@ its own batches. Before the next forward, the first rank broadcasts its buffers 
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,8 @@ from torch import Tensor, nn
 
 from course_lib.bucketing import assign_buckets
 from course_lib.collectives import Group, place_in
+
+T = TypeVar("T", bound=Tensor)
 
 BROADCAST_MB = 250
 """MiB of one broadcast: few messages, but not a second copy of a large model in memory."""
@@ -58,20 +61,20 @@ def named_parameters(
 
     A tied parameter is one parameter, and appears once, under its first name that is not ignored.
     """
-    found: dict[nn.Parameter, str] = {}
-    for name, param in module.named_parameters(remove_duplicate=False):
-        if name not in ignored:
-            found.setdefault(param, name)
-    return [(name, param) for param, name in found.items()]
+    return _each_once(module.named_parameters(remove_duplicate=False), ignored)
 
 
 def named_buffers(module: nn.Module, ignored: Collection[str] = ()) -> list[tuple[str, Tensor]]:
     """Return pairs of name and buffer, in the same way as `named_parameters`."""
-    found: dict[Tensor, str] = {}
-    for name, buffer in module.named_buffers(remove_duplicate=False):
+    return _each_once(module.named_buffers(remove_duplicate=False), ignored)
+
+
+def _each_once(pairs: Iterable[tuple[str, T]], ignored: Collection[str]) -> list[tuple[str, T]]:
+    names: dict[T, str] = {}
+    for name, tensor in pairs:
         if name not in ignored:
-            found.setdefault(buffer, name)
-    return [(name, buffer) for buffer, name in found.items()]
+            names.setdefault(tensor, name)
+    return [(name, tensor) for tensor, name in names.items()]
 
 
 def broadcast_module_states(
@@ -82,8 +85,8 @@ def broadcast_module_states(
     It works in place, as `broadcast_tensors`. Call `verify_same_model` before, to check that the
     modules match. Parameters and buffers named in `ignored` are not changed.
     """
-    named = [*named_parameters(module, ignored), *named_buffers(module, ignored)]
-    broadcast_tensors([tensor for _, tensor in named if tensor.numel()], source, group)
+    states = [*named_parameters(module, ignored), *named_buffers(module, ignored)]
+    broadcast_tensors([tensor for _, tensor in states if tensor.numel()], source, group)
 
 
 def verify_same_model(
@@ -99,8 +102,8 @@ def verify_same_model(
     _, world_size = place_in(group)
     if world_size == 1:
         return
-    mine = _description(module, ignored)
-    digest = hashlib.sha256(repr(mine).encode()).digest()
+    own_description = _description(module, ignored)
+    digest = hashlib.sha256(repr(own_description).encode()).digest()
     device = next((param.device for param in module.parameters()), torch.device("cpu"))
     # Seven bytes of the digest fit an int64, and are enough.
     local = torch.tensor([int.from_bytes(digest[:7], "big")], device=device)
@@ -109,9 +112,9 @@ def verify_same_model(
     if len({int(value) for value in everyone}) == 1:
         return
     descriptions: list[dict[str, str]] = [{} for _ in range(world_size)]
-    dist.all_gather_object(descriptions, mine, group=group)
+    dist.all_gather_object(descriptions, own_description, group=group)
     other = next(r for r in range(world_size) if descriptions[r] != descriptions[0])
-    raise RuntimeError(_difference(descriptions, other, dist.get_process_group_ranks(_all(group))))
+    raise RuntimeError(_difference(descriptions, other, dist.get_process_group_ranks(group)))
 
 
 def _description(module: nn.Module, ignored: Collection[str]) -> dict[str, str]:
@@ -129,34 +132,14 @@ def _difference(descriptions: Sequence[dict[str, str]], other: int, ranks: Seque
     first, second = descriptions[0], descriptions[other]
     names = [name for name in [*first, *second] if first.get(name) != second.get(name)]
     if names:
-        what = names[0]
-        here, there = (states.get(what, "missing") for states in (first, second))
-        found = f"{what} is {here} on rank {ranks[0]} and {there} on rank {ranks[other]}"
+        name = names[0]
+        here, there = (states.get(name, "missing") for states in (first, second))
+        difference = f"{name} is {here} on rank {ranks[0]} and {there} on rank {ranks[other]}"
     else:
-        found = f"ranks {ranks[0]} and {ranks[other]} have the same tensors in different orders"
+        difference = (
+            f"ranks {ranks[0]} and {ranks[other]} have the same tensors in different orders"
+        )
     return (
-        f"the ranks have different models: {found}. Build the same model on every rank. "
+        f"the ranks have different models: {difference}. Build the same model on every rank. "
         "(DDP expects same model across all ranks.)"
     )
-
-
-def _all(group: Group) -> dist.ProcessGroup | None:
-    return dist.group.WORLD if group is None else group
-
-
-class Buffers:
-    """The buffers of `module`, except those named in `ignored`, among the ranks of `group`."""
-
-    def __init__(self, module: nn.Module, ignored: Collection[str], group: Group) -> None:
-        self._module, self._ignored, self._group = module, ignored, group
-        self._may_differ = True
-
-    def before_forward(self, source: int, synchronised: bool) -> None:
-        """Give all ranks the buffers of rank `source`, if the last forward may have changed them.
-
-        `synchronised` says whether the backward of the coming forward averages the gradients.
-        """
-        if self._may_differ:
-            named = named_buffers(self._module, self._ignored)
-            broadcast_tensors([b for _, b in named if b.numel()], source, self._group)
-        self._may_differ = synchronised

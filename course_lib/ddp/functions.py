@@ -8,9 +8,8 @@
     >>> finish()                                     # .grad is the mean over the ranks
 
 Each function uses the one before: a bucket on its way, buckets that leave by themselves, and a
-model cut into buckets. `minimal` is the same in a class. These functions also allow what that
-class does not: parameters that a backward does not use, dtypes that differ, and `no_sync` blocks
-that are nested.
+model cut into buckets. `minimal` wraps a module with them. They allow parameters that a backward
+does not use, dtypes that differ, and `no_sync` blocks that are nested.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,13 +56,21 @@ def hook_buckets(
     Buckets leave in the order of the list, the same on all ranks, so a complete one waits for
     those before it. `finish()` sends those that are left, and waits for all. A backward for which
     `sends()` is False only adds to ``.grad``.
+
+    Raises RuntimeError if a parameter gets a second gradient before `finish()`: its bucket may have
+    left without it.
     """
     waiting = {param for bucket in buckets for param in bucket}
     under_way: list[Finish] = []
 
     def on_gradient(param: Tensor) -> None:
         if sends():
-            waiting.discard(param)
+            if param not in waiting:
+                raise RuntimeError(
+                    "a parameter got a second gradient before finish(): call finish() after each "
+                    "backward(), or run all but the last one in no_sync()"
+                )
+            waiting.remove(param)
             while len(under_way) < len(buckets) and waiting.isdisjoint(buckets[len(under_way)]):
                 under_way.append(send_bucket(buckets[len(under_way)], group))
 

@@ -215,7 +215,7 @@ def all_reduce_hook(
     work = dist.all_reduce(buffer, group=group, async_op=True)
     assert work is not None  # it is None only on ranks outside the group
     future: torch.futures.Future[Any] = work.get_future()
-    return future.then(lambda done: first_tensor(done.value()))
+    return future.then(lambda reduced: first_tensor(reduced.value()))
 
 
 def first_tensor(value: Any) -> Tensor:

@@ -17,11 +17,10 @@ correct:
 - **The gradient becomes a view into its bucket.** It is copied there once and scaled by 1/K on the
   way. The memory that backward allocated is freed. So the optimizer finds the average in `grad`.
 
-`minimal` is these three rules and no more. This file adds what real models need: parameters that
-the loss does not use, several dtypes, GPU streams, comm hooks, an error for everything that would
-make the replicas differ, and buckets in the order in which gradients really become ready. This
-order is known only after a backward. Then the buckets are made again in the same memory: all of a
-dtype and device lie one after the other in one vector.
+`functions` is these three rules and no more. This file adds what real models need: GPU streams,
+comm hooks, an error for everything that would make the replicas differ, no gradient for a parameter
+that no rank used, and buckets in the order in which gradients really become ready. This order is
+known only after a backward. Then the buckets are made again.
 
 Messages of errors end with that of PyTorch's DDP for the same mistake, so that a web search finds
 other people's questions.
@@ -38,15 +37,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.bucketing import Bucket, Kind, assign_buckets
+from course_lib.bucketing import Bucket, assign_buckets
 from course_lib.collectives import Group, place_in
 from course_lib.ddp.buffers import broadcast_tensors
 from course_lib.ddp.hooks import CommHook, EndOfBackward, GradBucket, hook_gradients, launch
 from course_lib.gradient_sync import copy_scaled, verify_first_order
 from course_lib.guard import form_of, rank_error, verify_form
 
-ALIGNMENT = 32
-"""A bucket begins at a multiple of this many elements: GPUs send aligned memory faster."""
 _SHOWN = 8  # names in an error
 
 
@@ -121,7 +118,6 @@ class Reducer:
         # With unused parameters the order differs from step to step, so it is of little use.
         self._rebuild_pending = not find_unused
         self._caps = (bucket_cap_mb, first_bucket_mb)
-        self._memory = _allocate_memory(self.params)
         self._make_buckets(range(count - 1, -1, -1))
         self._waits: list[Callable[[], object]] = []  # one for each bucket that was sent
         self._forms = [form_of(param) for param in self.params]
@@ -129,20 +125,13 @@ class Reducer:
         self.hooked = hook_gradients(self, self.params)
 
     def _make_buckets(self, order: Sequence[int]) -> None:
-        """Make the buckets for gradients that become ready in this order.
-
-        The content of earlier buckets, which had the same memory, is lost.
-        """
+        """Make the buckets for gradients that become ready in this order."""
         self._bucket_order = list(order)
+        # Drop earlier buckets first, so that their memory can be used again.
         self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[Bucket, Tensor]] = {}  # index → bucket, view into it
-        rest = dict(self._memory)
         for indices in assign_buckets(self.params, *self._caps, order):
-            first = self.params[indices[0]]
-            kind = (first.dtype, first.device)
-            length = sum(self.params[i].numel() for i in indices)
-            bucket = Bucket(self.params, indices, rest[kind][:length])
-            rest[kind] = rest[kind][-(-length // ALIGNMENT) * ALIGNMENT :]
+            bucket = Bucket(self.params, indices)
             self._buckets.append(bucket)
             for index, view in zip(indices, bucket.views, strict=True):
                 self._places[index] = (bucket, view)
@@ -196,12 +185,10 @@ class Reducer:
 
     def _rebuild(self) -> None:
         default = self._bucket_order
-        seen = list(self._order) if len(self._order) == len(self.params) else default
-        order = torch.tensor(seen, device=self.params[0].device)
+        local_order = list(self._order) if len(self._order) == len(self.params) else default
+        order = torch.tensor(local_order, device=self.params[0].device)
         broadcast_tensors([order], 0, self.group)
         if order.tolist() != default:
-            for param in self.params:  # gradients not cleared are in memory that others will use
-                param.grad = None if param.grad is None else param.grad.clone()
             self._make_buckets(order.tolist())
 
     # --- during backward --------------------------------------------------------------------------
@@ -298,12 +285,12 @@ class Reducer:
                 self.params[index].grad = self._places[index][1].detach()
 
     def _verify_all_added(self) -> None:
-        missing = [name for index, name in enumerate(self.names) if index not in self._order]
-        if missing and not self.find_unused:
-            shown = ", ".join(f"'{name}'" for name in missing[:_SHOWN])
-            more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        absent = [name for index, name in enumerate(self.names) if index not in self._order]
+        if absent and not self.find_unused:
+            shown = ", ".join(f"'{name}'" for name in absent[:_SHOWN])
+            omitted = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
             raise rank_error(
-                f"backward() gave no gradient to {shown}{more}",
+                f"backward() gave no gradient to {shown}{omitted}",
                 "If the loss should not depend on them, wrap the model with "
                 "find_unused_parameters=True (zeros are averaged in their place), or freeze them "
                 "before wrapping it. If you call backward() several times after one forward, add "
@@ -350,15 +337,3 @@ def _interrupted() -> RuntimeError:
         "the last backward() did not end, so some buckets were sent and others not",
         "After an exception in backward, build the model and its wrapper again.",
     )
-
-
-def _allocate_memory(tensors: Sequence[Tensor]) -> dict[Kind, Tensor]:
-    """Return for each dtype and device a vector with room for any buckets of the `tensors`."""
-    lengths: dict[Kind, int] = {}
-    for tensor in tensors:
-        kind = (tensor.dtype, tensor.device)
-        lengths[kind] = lengths.get(kind, 0) + tensor.numel() + ALIGNMENT
-    return {
-        (dtype, device): torch.empty(length, dtype=dtype, device=device)
-        for (dtype, device), length in lengths.items()
-    }

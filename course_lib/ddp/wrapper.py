@@ -36,8 +36,8 @@ from torch.utils._pytree import tree_map_only
 
 from course_lib.collectives import Group, place_in
 from course_lib.ddp.buffers import (
-    Buffers,
     broadcast_module_states,
+    broadcast_tensors,
     named_buffers,
     named_parameters,
     verify_same_model,
@@ -164,17 +164,17 @@ class DistributedDataParallel(nn.Module):
             self.register_comm_hook(*pair)
 
     def _hook_in(self) -> None:
-        self._buffers_kept = Buffers(self.module, self._ignored, self.group)
+        self._buffers_may_differ = True
         self._activity: Activity | None = None
         self._guard = Guard(self.module, self._ignored)
         self._make_reducer()
 
     def _make_reducer(self) -> None:
-        named = named_parameters(self.module, self._ignored)
-        trained = [(name, param) for name, param in named if param.requires_grad]
+        params = named_parameters(self.module, self._ignored)
+        trained = [(name, param) for name, param in params if param.requires_grad]
         # A copy may have only frozen parameters.
-        self._reducer = Reducer(trained or named, self.group, *self._options)
-        self._params = [param for _, param in named]
+        self._reducer = Reducer(trained or params, self.group, *self._options)
+        self._params = [param for _, param in params]
         self._hooked_in = [(form_of(param), use_of(param)) for param in self._params]
 
     def _follow_parameters(self) -> None:
@@ -201,7 +201,6 @@ class DistributedDataParallel(nn.Module):
         state = {**self.__dict__, "require_backward_grad_sync": True}
         for name in (
             "_reducer",
-            "_buffers_kept",
             "_guard",
             "_params",
             "_hooked_in",
@@ -274,10 +273,15 @@ class DistributedDataParallel(nn.Module):
         self._reducer.watch(outputs)
 
     def _sync_buffers(self, synchronised: bool) -> None:
-        """Make the buffers equal if the last forward may have made them different."""
-        source = 0 if self._activity is None else self._activity.authority
-        if self.broadcast_buffers:
-            self._buffers_kept.before_forward(source, synchronised)
+        """Make the buffers equal if the last forward may have made them different.
+
+        `synchronised` says whether the backward of the coming forward averages the gradients.
+        """
+        if self.broadcast_buffers and self._buffers_may_differ:
+            source = 0 if self._activity is None else self._activity.authority
+            buffers = named_buffers(self.module, self._ignored)
+            broadcast_tensors([b for _, b in buffers if b.numel()], source, self.group)
+        self._buffers_may_differ = synchronised
 
     def _move(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
@@ -355,25 +359,25 @@ def _verify_numbers_exist(module: nn.Module, ignored: Collection[str]) -> None:
             )
 
 
-def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return PyTorch's arguments, with defaults for those that are not `given`.
+def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return PyTorch's arguments, with defaults for those that are not in `options`.
 
     Raises TypeError for a name that PyTorch does not have either, and NotImplementedError for a
     refused name, unless its value is false.
     """
-    for name, value in given.items():
+    for name, value in options.items():
         if name in REFUSED and value:
             raise NotImplementedError(f"DistributedDataParallel({name}=…): {REFUSED[name]}")
         if name not in REFUSED and name not in ACCEPTED:
             raise TypeError(
                 f"DistributedDataParallel() got an unexpected keyword argument '{name}'"
             )
-    if given.get("dim", 0) != 0:
+    if options.get("dim", 0) != 0:
         raise NotImplementedError(
             "DistributedDataParallel(dim=…): a rank has one device, so inputs are not split among "
             "devices; split them among ranks with a sampler"
         )
-    return {**ACCEPTED, **given}
+    return {**ACCEPTED, **options}
 
 
 def _cap(bucket_cap_mb: float | None) -> float:
@@ -386,7 +390,7 @@ def _cap(bucket_cap_mb: float | None) -> float:
 
 
 def _group(group: Group, process_group: Group, mesh: Any) -> Group:
-    if sum(given is not None for given in (group, process_group, mesh)) > 1:
+    if sum(choice is not None for choice in (group, process_group, mesh)) > 1:
         raise RuntimeError(
             "group, process_group and device_mesh mean the same: give only one of them. (PyTorch: "
             '"Cannot specify both process_group and device_mesh arguments.")'
@@ -397,15 +401,15 @@ def _group(group: Group, process_group: Group, mesh: Any) -> Group:
                 f"Only 1D device mesh is supported, but got {mesh}. Give only the dimension along "
                 'which the replicas lie, for example mesh["dp"]'
             )
-        found: Group = mesh.get_group(mesh_dim=0)
-        return found
+        mesh_group: Group = mesh.get_group(mesh_dim=0)
+        return mesh_group
     return group if process_group is None else process_group
 
 
 def _device(module: nn.Module, device_ids: Any, output_device: Any) -> torch.device | None:
     """Return the module's device if the arguments name it, else None; no other may be named."""
-    named = [*(device_ids or []), *([] if output_device is None else [output_device])]
-    if not named:
+    devices = [*(device_ids or []), *([] if output_device is None else [output_device])]
+    if not devices:
         return None
     if len(device_ids or []) > 1:
         raise ValueError(
@@ -414,7 +418,7 @@ def _device(module: nn.Module, device_ids: Any, output_device: Any) -> torch.dev
         )
     actual = next(module.parameters()).device
     places = [
-        torch.device(actual.type, d) if isinstance(d, int) else torch.device(d) for d in named
+        torch.device(actual.type, d) if isinstance(d, int) else torch.device(d) for d in devices
     ]
     elsewhere = [p for p in places if p.type != actual.type or p.index not in (None, actual.index)]
     if elsewhere or actual.type == "cpu":

@@ -47,7 +47,7 @@ Place = tuple[nn.Module, str]
 class Piece(Part):
     """The part of a parameter that this rank has, shape (stop - start,), which may be empty."""
 
-    what = (
+    reason = (
         "'{label}' is read outside the forward of its module, where this name holds only this "
         "rank's piece, a vector of {count} elements"
     )
@@ -179,8 +179,8 @@ class Unit:
         if self.gathered or self._gathering is not None:
             return
         self._whole.untyped_storage().resize_(self._nbytes)
-        own = self._chunk().to(self._dtype)
-        self._gathering = (start_all_gather(self._whole, own, self._group), own)
+        own_chunk = self._chunk().to(self._dtype)
+        self._gathering = (start_all_gather(self._whole, own_chunk, self._group), own_chunk)
 
     def use(self) -> None:
         """Gather the whole, and give the modules the whole parameters instead of the pieces."""
@@ -247,22 +247,22 @@ class Unit:
         self._reducing.append(self._start_reducing(flat))
 
     def _start_reducing(self, flat: Tensor) -> tuple[dist.Work | None, Tensor, Tensor]:
-        own = flat.new_empty(self._length)
-        return start_reduce_scatter(own, flat, self._group), own, flat
+        own_chunk = flat.new_empty(self._length)
+        return start_reduce_scatter(own_chunk, flat, self._group), own_chunk, flat
 
     @torch.no_grad()
     def finish(self) -> None:
         """Wait for the gradients, and add them to the gradients of the pieces."""
         self.reduce()
-        reduced = [own.to(self.pieces[0].dtype) for own in self._wait()]
+        reduced = [chunk.to(self.pieces[0].dtype) for chunk in self._wait()]
         if not reduced:
             return
         for index, piece in enumerate(self.pieces):
             if piece.requires_grad:
                 self._add(piece, self._part(index, sum(reduced[1:], reduced[0])))
 
-    def _part(self, index: int, own: Tensor) -> Tensor:
-        return self.chunks.piece(index, own)
+    def _part(self, index: int, chunk: Tensor) -> Tensor:
+        return self.chunks.piece(index, chunk)
 
     def _add(self, piece: nn.Parameter, gradient: Tensor) -> None:
         """Add to the gradient of a piece, and run the hooks set on it, as autograd does."""
@@ -278,7 +278,7 @@ class Unit:
         for work, _, _ in self._reducing:
             if work is not None:
                 work.wait()
-        reduced, self._reducing = [own for _, own, _ in self._reducing], []
+        reduced, self._reducing = [chunk for _, chunk, _ in self._reducing], []
         return reduced
 
     def forget_backward(self) -> None:
@@ -317,5 +317,5 @@ class WholeUnit(Unit):
     def _start_reducing(self, flat: Tensor) -> tuple[dist.Work | None, Tensor, Tensor]:
         return dist.all_reduce(flat, group=self._group, async_op=True), flat, flat
 
-    def _part(self, index: int, own: Tensor) -> Tensor:
-        return self._views(own)[index]
+    def _part(self, index: int, flat: Tensor) -> Tensor:
+        return self._views(flat)[index]

@@ -110,11 +110,11 @@ class FullyShardedDataParallel(nn.Module):
         self._order: list[Unit] = []
         self._roots: list[Unit] = []
         self._in_forward = False
-        whole = _kept_whole(module, keep_whole)
+        unsharded = _kept_whole(module, keep_whole)
         names = {param: name for name, param in module.named_parameters()}
         for owner, members in _owners(module, unit_types).items():
             for kind in (Unit, WholeUnit):
-                params = [param for param in members if (param in whole) == (kind is WholeUnit)]
+                params = [param for param in members if (param in unsharded) == (kind is WholeUnit)]
                 if not params:
                     continue
                 places = [members[param] for param in params]
@@ -256,11 +256,11 @@ class FullyShardedDataParallel(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Raise RuntimeError if a `state_dict()` is from another rank, or of other ranks."""
-        place, own = state.tolist(), list(place_in(self._group))
-        if place != own:
+        place, own_place = state.tolist(), list(place_in(self._group))
+        if place != own_place:
             raise rank_error(
                 f"this state_dict() has the pieces of rank {place[0]} of {place[1]}, but here is "
-                f"rank {own[0]} of {own[1]}",
+                f"rank {own_place[0]} of {own_place[1]}",
                 "Load each rank's own, or save full_state_dict() and load it into the plain module "
                 "before wrapping it.",
             )
@@ -274,8 +274,10 @@ class FullyShardedDataParallel(nn.Module):
         numbers, state_dict = _numbers(optimizer), optimizer.state_dict()
         for unit in self._sharded:
             states = [optimizer.state.get(p, {}) if p.numel() else {} for p in unit.pieces]
-            whole = gather_states(states, unit.like, [unit.chunks], self._group)
-            state_dict["state"] |= {numbers[unit.pieces[i]]: state for i, state in whole.items()}
+            full_states = gather_states(states, unit.like, [unit.chunks], self._group)
+            state_dict["state"] |= {
+                numbers[unit.pieces[i]]: state for i, state in full_states.items()
+            }
         return state_dict
 
     def load_full_optimizer_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -285,9 +287,9 @@ class FullyShardedDataParallel(nn.Module):
         """
         numbers, state = _numbers(optimizer), dict(state_dict["state"])
         for unit in self._sharded:
-            whole = {i: state.pop(numbers.get(p), {}) for i, p in enumerate(unit.pieces)}
-            own = pieces_of_states(whole, unit.like, [unit.chunks])
-            state |= {numbers[unit.pieces[i]]: cut for i, cut in own.items()}
+            full_states = {i: state.pop(numbers.get(p), {}) for i, p in enumerate(unit.pieces)}
+            own_states = pieces_of_states(full_states, unit.like, [unit.chunks])
+            state |= {numbers[unit.pieces[i]]: cut for i, cut in own_states.items()}
         optimizer.load_state_dict({**state_dict, "state": state})
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -297,15 +299,15 @@ class FullyShardedDataParallel(nn.Module):
         wrapped again on any number of ranks.
         """
         self._follow_parameters()
-        whole: dict[Place, Tensor] = {}
+        full_tensors: dict[Place, Tensor] = {}
         for unit in self._sharded:
             for places, tensor in unit.whole_parameters():
-                whole.update(dict.fromkeys(places, tensor))
+                full_tensors.update(dict.fromkeys(places, tensor))
         state = self.module.state_dict()
         for name in self._names:
             owner, _, attribute = name.rpartition(".")
             place = self.module.get_submodule(owner), attribute
-            state[name] = whole[place] if place in whole else state[name].clone()
+            state[name] = full_tensors[place] if place in full_tensors else state[name].clone()
         return state
 
 
@@ -315,18 +317,18 @@ def _numbers(optimizer: Optimizer) -> dict[Tensor, int]:
     return {param: number for number, param in enumerate(params)}
 
 
-def _kept_whole(module: nn.Module, kept: Sequence[type[nn.Module] | str]) -> set[nn.Parameter]:
+def _kept_whole(module: nn.Module, entries: Sequence[type[nn.Module] | str]) -> set[nn.Parameter]:
     """Return the parameters that stay whole. Raises ValueError if a name names nothing."""
-    types = tuple(entry for entry in kept if not isinstance(entry, str))
+    types = tuple(entry for entry in entries if not isinstance(entry, str))
     inside = [inner for inner in module.modules() if isinstance(inner, types)]
-    whole = {param for inner in inside for param in inner.parameters()}
-    named = list(module.named_parameters(remove_duplicate=False))
-    for name in (entry for entry in kept if isinstance(entry, str)):
-        matches = {param for full, param in named if f".{name}." in f".{full}."}
+    params = {param for inner in inside for param in inner.parameters()}
+    named_params = list(module.named_parameters(remove_duplicate=False))
+    for name in (entry for entry in entries if isinstance(entry, str)):
+        matches = {param for full, param in named_params if f".{name}." in f".{full}."}
         if not matches:
             raise ValueError(f"keep_whole: there is no parameter or module '{name}'")
-        whole |= matches
-    return whole
+        params |= matches
+    return params
 
 
 def _owners(
@@ -342,12 +344,12 @@ def _owners(
         for name, param in inner._parameters.items():
             if param is not None:
                 users.setdefault(param, []).append((unit, (inner, name)))
-    found: dict[nn.Module, dict[nn.Parameter, list[Place]]] = {}
+    params_by_unit: dict[nn.Module, dict[nn.Parameter, list[Place]]] = {}
     for param, uses in users.items():
         units = {unit for unit, _ in uses}
         owner = units.pop() if len(units) == 1 else module
-        found.setdefault(owner, {})[param] = [place for _, place in uses]
-    return found
+        params_by_unit.setdefault(owner, {})[param] = [place for _, place in uses]
+    return params_by_unit
 
 
 def _with_unit(

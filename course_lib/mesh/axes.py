@@ -72,10 +72,10 @@ def make_mesh(**sizes: int) -> Mesh:
             "choose other sizes"
         )
     places = list(itertools.product(*(range(size) for size in sizes.values())))
-    mine = dict(zip(sizes, places[dist.get_rank()], strict=True))
+    coordinates = dict(zip(sizes, places[dist.get_rank()], strict=True))
     together = [*((axis,) for axis in AXES), ("data", "expert")]
     groups = {"×".join(axes): _groups_along(axes, list(sizes), places) for axes in together}
-    return Mesh(sizes, mine, groups)
+    return Mesh(sizes, coordinates, groups)
 
 
 def _groups_along(
@@ -84,11 +84,11 @@ def _groups_along(
     """Return this rank's group: all ranks with its coordinates, except for those of `axes`."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, place in enumerate(places):
-        others = tuple(at for axis, at in zip(order, place, strict=True) if axis not in axes)
-        groups.setdefault(others, []).append(rank)
-    mine: dist.ProcessGroup | None = None
+        fixed = tuple(at for axis, at in zip(order, place, strict=True) if axis not in axes)
+        groups.setdefault(fixed, []).append(rank)
+    own_group: dist.ProcessGroup | None = None
     for ranks in groups.values():  # every rank makes all groups, in one order
-        made = dist.new_group(ranks, group_desc="×".join(axes))
-        mine = made if dist.get_rank() in ranks else mine
-    assert mine is not None, "every rank has a place on every axis"
-    return mine
+        group = dist.new_group(ranks, group_desc="×".join(axes))
+        own_group = group if dist.get_rank() in ranks else own_group
+    assert own_group is not None, "every rank has a place on every axis"
+    return own_group

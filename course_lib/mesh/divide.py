@@ -28,16 +28,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_lib.collectives import place_in
 from course_lib.expert_parallel import ExpertParallel
 from course_lib.gradient_sync import sync_flat
 from course_lib.mesh.axes import Mesh
 from course_lib.mesh.transformer import MLP, Attention, Block, Experts
-from course_lib.tensor_parallel import (
-    ColumnParallelLinear,
-    ParallelAttention,
-    ParallelMLP,
-    RowParallelLinear,
-)
+from course_lib.sharding import shard
+from course_lib.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 
 def divide_tensors(model: nn.Module, group: dist.ProcessGroup) -> None:
@@ -46,31 +43,18 @@ def divide_tensors(model: nn.Module, group: dist.ProcessGroup) -> None:
     The MLPs of experts are cut too. `model` must be equal on all ranks of `group`. Embedding,
     norms, router and readout stay whole, and equal.
     """
-    for module in list(model.modules()):
-        for name, inner in list(module.named_children()):
-            if isinstance(inner, Attention):
-                setattr(module, name, _attention(inner, group))
-            elif isinstance(inner, MLP):
-                setattr(module, name, _mlp(inner, group))
-
-
-def _attention(whole: Attention, group: dist.ProcessGroup) -> ParallelAttention:
-    width = whole.leave.in_features
-    with torch.device("meta"):
-        made = ParallelAttention(width, whole.heads, group, causal=True)
-    made.enter = ColumnParallelLinear.from_linear(
-        whole.enter, group, blocks=3, together=width // whole.heads
-    )
-    made.leave = RowParallelLinear.from_linear(whole.leave, group, together=width // whole.heads)
-    return made
-
-
-def _mlp(whole: MLP, group: dist.ProcessGroup) -> ParallelMLP:
-    with torch.device("meta"):
-        made = ParallelMLP(whole.leave.out_features, whole.leave.in_features, group)
-    made.enter = ColumnParallelLinear.from_linear(whole.enter, group)
-    made.leave = RowParallelLinear.from_linear(whole.leave, group)
-    return made
+    rank, world_size = place_in(group)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            size = module.size  # a head stays on one rank
+            module.enter = ColumnParallelLinear.from_linear(
+                module.enter, group, blocks=3, together=size
+            )
+            module.leave = RowParallelLinear.from_linear(module.leave, group, together=size)
+            module.heads = len(shard(range(module.heads), world_size, rank))
+        elif isinstance(module, MLP):
+            module.enter = ColumnParallelLinear.from_linear(module.enter, group)
+            module.leave = RowParallelLinear.from_linear(module.leave, group)
 
 
 def divide_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
@@ -78,11 +62,11 @@ def divide_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
 
     Raises ValueError if there are fewer experts than ranks.
     """
-    for block in (each for each in model.modules() if isinstance(each, Block)):
-        whole = block.feed_forward
-        if isinstance(whole, Experts):
+    for block in (module for module in model.modules() if isinstance(module, Block)):
+        layer = block.feed_forward
+        if isinstance(layer, Experts):
             block.feed_forward = ExpertParallel(
-                whole.router, list(whole.experts), top_k=whole.top_k, group=group
+                layer.router, list(layer.experts), top_k=layer.top_k, group=group
             )
 
 
@@ -94,16 +78,18 @@ def average_gradients(model: nn.Module, mesh: Mesh) -> None:
     """
     experts = [
         param
-        for each in model.modules()
-        if isinstance(each, ExpertParallel)
-        for param in each.experts.parameters()
+        for module in model.modules()
+        if isinstance(module, ExpertParallel)
+        for param in module.experts.parameters()
     ]
-    known = set(experts)
-    sync_flat([param for param in model.parameters() if param not in known], mesh["data×expert"])
+    expert_params = set(experts)
+    sync_flat(
+        [param for param in model.parameters() if param not in expert_params], mesh["data×expert"]
+    )
     sync_flat(experts, mesh["data"])
 
 
-def batch_of(whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+def batch_of(batch: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """Return this rank's part, shape (B / (D X), …), of a batch of shape (B, …).
 
     Ranks that differ along data or expert have different rows. Ranks that differ along pipeline or
@@ -111,10 +97,10 @@ def batch_of(whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     ranks' means would then not be the mean of the batch.
     """
     parts = mesh.sizes["data"] * mesh.sizes["expert"]
-    if len(whole) % parts:
+    if len(batch) % parts:
         raise ValueError(
-            f"a batch of {len(whole)} rows cannot be divided into {parts} equal parts: use a "
+            f"a batch of {len(batch)} rows cannot be divided into {parts} equal parts: use a "
             f"multiple of {parts}"
         )
-    mine = mesh.coordinates["data"] * mesh.sizes["expert"] + mesh.coordinates["expert"]
-    return whole.chunk(parts)[mine]
+    position = mesh.coordinates["data"] * mesh.sizes["expert"] + mesh.coordinates["expert"]
+    return batch.chunk(parts)[position]

@@ -34,13 +34,13 @@ def weights_held(shape: Shape, **sizes: int) -> tuple[float, float]:
     _, pipeline, expert, tensor = _of(sizes)
     w, hidden = shape.width, shape.hidden
     mlp, mlp_whole = 2 * w * hidden + hidden, w  # cut along tensor; not cut: the sum's bias
-    cut, whole = 4 * w * w + 3 * w, 5 * w  # attention; its last bias and two norms
+    cut, uncut = 4 * w * w + 3 * w, 5 * w  # attention; its last bias and two norms
     if shape.experts:
-        whole += (w + 1) * shape.experts  # the router
+        uncut += (w + 1) * shape.experts  # the router
     else:
-        cut, whole = cut + mlp, whole + mlp_whole
+        cut, uncut = cut + mlp, uncut + mlp_whole
     ends = (2 * shape.words + shape.length + 2) * w
-    dense = shape.layers * (cut / tensor + whole) + ends
+    dense = shape.layers * (cut / tensor + uncut) + ends
     experts = shape.layers * shape.experts * (mlp / tensor + mlp_whole) / expert
     return dense / pipeline, experts / pipeline
 
@@ -55,12 +55,12 @@ def traffic(
     tokens. `itemsize` is the bytes of a number. The experts' all-reduce along data counts as data.
     """
     data, pipeline, expert, tensor = _of(sizes)
-    asked = shape.top_k if shape.experts else 1
+    routes = shape.top_k if shape.experts else 1
     layers = shape.layers / pipeline
     n = batch / (data * expert) * shape.length * shape.width * itemsize
-    sent = {"tensor": layers * (2 + 2 * asked) * _ring(tensor) * n}
+    sent = {"tensor": layers * (2 + 2 * routes) * _ring(tensor) * n}
     counts = 8 * shape.experts * micro_batches  # 8 bytes each
-    sent["expert"] = layers * (4 * asked * n + counts) * (expert - 1) / expert
+    sent["expert"] = layers * (4 * routes * n + counts) * (expert - 1) / expert
     sent["pipeline"] = 2 * n * (pipeline - 1) / pipeline
     if not shape.experts:
         sent["expert"] = 0.0

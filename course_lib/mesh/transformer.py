@@ -17,7 +17,7 @@ A. Vaswani et al., "Attention Is All You Need", NeurIPS 2017; W. Fedus et al., "
 Transformers", JMLR 2022 (experts in place of the MLP).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +50,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the sum of the embeddings of each word and its position."""
-        words: Tensor = self.words(tokens.t())
-        return words + self.positions[: len(words)]
+        embedded: Tensor = self.words(tokens.t())
+        return embedded + self.positions[: len(embedded)]
 
 
 class Attention(nn.Module):
@@ -59,15 +59,17 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.enter, self.leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads, self.size = heads, width // heads
+        self.enter: Any = nn.Linear(width, 3 * width)
+        self.leave: Any = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the attended values of all heads, mixed."""
-        apart = [t.unflatten(-1, (self.heads, -1)) for t in self.enter(x).chunk(3, -1)]
-        queries, keys, values = (t.permute(1, 2, 0, 3) for t in apart)  # (batch, heads, length, …)
-        seen = scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        out: Tensor = self.leave(seen.permute(2, 0, 1, 3).flatten(2))
+        # (length, batch, 3 · heads · size) → three of (batch, heads, length, size)
+        apart = self.enter(x).unflatten(-1, (3, self.heads, self.size)).permute(2, 1, 3, 0, 4)
+        queries, keys, values = apart.unbind()
+        attended = scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        out: Tensor = self.leave(attended.permute(2, 0, 1, 3).flatten(2))
         return out
 
 
@@ -76,7 +78,8 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.enter, self.leave = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.enter: Any = nn.Linear(width, hidden)
+        self.leave: Any = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of the shape of `x`."""
@@ -138,6 +141,6 @@ def transformer(shape: Shape) -> nn.Sequential:
     )
 
 
-def next_word_loss(scores: Tensor, words: Tensor) -> Tensor:
+def next_word_loss(scores: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy of scores (batch, length, words) and words (batch, length)."""
-    return nn.functional.cross_entropy(scores.flatten(0, 1), words.flatten())
+    return nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())

@@ -164,8 +164,8 @@ class Mailbox:
             return self._here.pop(message)
         work, tensor, got = self._receiving.pop(message)
         work.wait()
-        for each in got:  # it was received, so it need not be kept any longer
-            self._sent.pop(each)[0].wait()
+        for answered in got:  # it was received, so it need not be kept any longer
+            self._sent.pop(answered)[0].wait()
         return tensor
 
     def _begin(self, message: Message) -> None:

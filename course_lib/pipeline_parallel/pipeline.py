@@ -69,8 +69,8 @@ class Pipeline(nn.Module):
         check_schedule(schedule)
         self.schedule, self.loss_fn, self.group, self.rank = schedule, loss_fn, group, rank
         self._directions = directions(group)
-        mine = range(rank, schedule.stages, world_size)
-        self.stages = nn.ModuleDict({str(stage): stages[stage] for stage in mine})
+        own_stages = range(rank, schedule.stages, world_size)
+        self.stages = nn.ModuleDict({str(stage): stages[stage] for stage in own_stages})
         _refuse_shared(stages, schedule)
         mark_apart(self.named_parameters(), group)
         self._shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}
@@ -92,8 +92,8 @@ class Pipeline(nn.Module):
         """
         self._check("inputs", inputs, needed="0" in self.stages)
         self._check("targets", targets, needed=str(self.schedule.stages - 1) in self.stages)
-        device = next((each.device for each in (*self.parameters(), inputs) if each is not None),
-                      torch.device("cpu"))  # fmt: skip
+        fallback = torch.device("cpu") if inputs is None else inputs.device
+        device = next((param.device for param in self.parameters()), fallback)
         m = self.schedule.micro_batches
         self._xs = () if inputs is None else inputs.chunk(m)
         self._ys = () if targets is None else targets.chunk(m)
@@ -123,7 +123,7 @@ class Pipeline(nn.Module):
             result: Tensor | None = self._forward(stage, work, received)
         else:
             result = stage.backward(work.micro_batch, received)
-        held = sum(each.activations for each in self._stages.values())
+        held = sum(active.activations for active in self._stages.values())
         self.peak_activations = max(self.peak_activations, held)
         to = outgoing(self.schedule, work)
         if to is not None:
@@ -155,10 +155,10 @@ class Pipeline(nn.Module):
                 f"use a multiple of {micro_batches}. If only the last batch is too small, give the "
                 "DataLoader drop_last=True"
             )
-        known = self._batch.setdefault(name, batch.shape)
-        if batch.shape != known:
+        first_shape = self._batch.setdefault(name, batch.shape)
+        if batch.shape != first_shape:
             raise ValueError(
-                f"in the first step of this pipeline {name} had shape {tuple(known)}, now "
+                f"in the first step of this pipeline {name} had shape {tuple(first_shape)}, now "
                 f"{tuple(batch.shape)}: make another Pipeline for this shape"
             )
 

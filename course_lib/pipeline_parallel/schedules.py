@@ -112,8 +112,8 @@ def zero_bubble(world_size: int, micro_batches: int, ahead: int = 1) -> Schedule
             steps.append(step)
             if step.action == "I" and step.micro_batch >= ahead * rank:
                 steps.append(Step("W", step.micro_batch - ahead * rank))
-        done = sum(step.action == "W" for step in steps)
-        ranks.append((*steps, *(Step("W", m) for m in range(done, micro_batches))))
+        finished = sum(step.action == "W" for step in steps)
+        ranks.append((*steps, *(Step("W", m) for m in range(finished, micro_batches))))
     return Schedule("zero bubble", micro_batches, tuple(ranks))
 
 
@@ -121,8 +121,8 @@ def _in_turn(forwards: list[Step], backwards: list[Step], ahead: int) -> tuple[S
     """Return `ahead` forwards, then a forward and a backward in turn, then the other backwards."""
     ahead = min(ahead, len(forwards))
     pairs = zip(forwards[ahead:], backwards, strict=False)
-    rest = backwards[len(forwards) - ahead :]
-    return (*forwards[:ahead], *(step for pair in pairs for step in pair), *rest)
+    remaining = backwards[len(forwards) - ahead :]
+    return (*forwards[:ahead], *(step for pair in pairs for step in pair), *remaining)
 
 
 def _require(*numbers: int) -> None:

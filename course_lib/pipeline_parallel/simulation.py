@@ -58,9 +58,9 @@ class Simulation(NamedTuple):
         This share matters if ranks begin the next step as soon as they are done with this one.
         """
         longest, rank = max(
-            (max(span[3] for span in mine) - min(span[2] for span in mine), rank)
+            (max(span[3] for span in own_spans) - min(span[2] for span in own_spans), rank)
             for rank in range(self.world_size)
-            if (mine := [span for span in self.spans if span[0] == rank])
+            if (own_spans := [span for span in self.spans if span[0] == rank])
         )
         return 1 - self.busy(rank) / longest
 
@@ -94,10 +94,11 @@ def simulate(
                 step = steps[position[rank]]
                 work = schedule.work(rank, step)
                 needed = schedule.needs(work)
-                if not all(each in ends for each in needed):
+                if not all(requirement in ends for requirement in needed):
                     break
                 late = (
-                    ends[each] + message * (schedule.rank_of(each.stage) != rank) for each in needed
+                    ends[requirement] + message * (schedule.rank_of(requirement.stage) != rank)
+                    for requirement in needed
                 )
                 start = max(free[rank], *late, 0.0)
                 free[rank] = ends[work] = start + seconds[step.action] / schedule.chunks

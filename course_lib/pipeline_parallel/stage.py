@@ -17,7 +17,7 @@ Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipel
 NeurIPS 2019.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -27,25 +27,18 @@ from course_lib.pipeline_parallel.weight_gradients import LaterWeightGradients
 from course_lib.sharding import shard_bounds
 
 
-def split_layers(model: nn.Sequential, stages: int | Sequence[int]) -> list[nn.Module]:
+def split_layers(model: nn.Sequential, stages: int) -> list[nn.Module]:
     """Return `model` in parts, to be called one after the other; the layers are shared, not copied.
 
-    `stages` is the number of parts, and `shard_bounds` cuts the layers. It can also be a sequence
-    with the number of layers of each part, for layers that take different times. Names stay the
-    same: layer 5 of the model is also layer ``5`` of its stage. Raises ValueError if a stage would
-    have no layer, or if the numbers do not add up to the number of layers.
+    `stages` is the number of parts, and `shard_bounds` cuts the layers. Names stay the same: layer
+    5 of the model is also layer ``5`` of its stage. Raises ValueError if a stage would have no
+    layer.
     """
-    if isinstance(stages, int):
-        bounds = [shard_bounds(len(model), stages, stage) for stage in range(stages)]
-    else:
-        stops = [sum(stages[: stage + 1]) for stage in range(len(stages))]
-        bounds = list(zip([0, *stops], stops, strict=False))
-    if bounds[-1][1] != len(model) or any(stop <= start for start, stop in bounds):
+    if len(model) < stages:
         raise ValueError(
-            f"{len(model)} layers cannot be cut into stages of "
-            f"{[stop - start for start, stop in bounds]} layers: each stage must have one or "
-            "more, and all layers must be used"
+            f"{len(model)} layers cannot be cut into {stages} stages: each must have one or more"
         )
+    bounds = [shard_bounds(len(model), stages, stage) for stage in range(stages)]
     return [model[start:stop] for start, stop in bounds]
 
 

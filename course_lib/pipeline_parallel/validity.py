@@ -40,16 +40,16 @@ def _check_steps(schedule: Schedule) -> None:
     }
     for rank, steps in enumerate(schedule.steps):
         counts = Counter(steps)
-        wrong = {
+        mistakes = {
             "lacks": [f"{a}{m} of chunk {c}" for a, m, c in sorted(expected - counts.keys())],
             "repeats": [str(step) for step, count in counts.items() if count > 1],
             "has the unknown steps": [str(step) for step in counts if step not in expected],
         }
-        for what, which in wrong.items():
-            if which:
+        for verb, names in mistakes.items():
+            if names:
                 raise ScheduleError(
-                    f"{schedule.name}: rank {rank} {what} {', '.join(which[:5])}"
-                    f"{', …' if len(which) > 5 else ''}. Every rank must do {', '.join(actions)} "
+                    f"{schedule.name}: rank {rank} {verb} {', '.join(names[:5])}"
+                    f"{', …' if len(names) > 5 else ''}. Every rank must do {', '.join(actions)} "
                     f"once for each micro-batch ({schedule.micro_batches}) and each chunk "
                     f"({schedule.chunks})"
                 )
@@ -60,12 +60,12 @@ def _check_progress(schedule: Schedule) -> None:
     if not stuck:
         return
     # Go from a waiting rank to the rank that it waits for, until a rank occurs again: a circle.
-    rank, seen, waits = min(stuck), set[int](), []
-    while rank not in seen:
-        seen.add(rank)
-        missing = _first_missing(schedule, schedule.work(rank, stuck[rank]), stuck)
-        holder = schedule.rank_of(missing.stage)
-        step = schedule.step(missing)
+    rank, visited, waits = min(stuck), set[int](), []
+    while rank not in visited:
+        visited.add(rank)
+        blocker = _first_missing(schedule, schedule.work(rank, stuck[rank]), stuck)
+        holder = schedule.rank_of(blocker.stage)
+        step = schedule.step(blocker)
         later = f", but {step} comes later in its schedule" if holder == rank else ""
         waits.append(
             f"Rank {rank} cannot begin {stuck[rank]} before {step} of rank {holder} is over{later}"
@@ -81,7 +81,7 @@ def _first_missing(schedule: Schedule, work: Work, stuck: dict[int, Step]) -> Wo
     """
     for needed in schedule.needs(work):
         steps = schedule.steps[schedule.rank_of(needed.stage)]
-        here = stuck.get(schedule.rank_of(needed.stage))
-        if here is not None and steps.index(schedule.step(needed)) >= steps.index(here):
+        stuck_at = stuck.get(schedule.rank_of(needed.stage))
+        if stuck_at is not None and steps.index(schedule.step(needed)) >= steps.index(stuck_at):
             return needed
     raise AssertionError(f"{work} is stuck, and all that it needs is done")

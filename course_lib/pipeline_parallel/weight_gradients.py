@@ -50,7 +50,7 @@ class LaterWeightGradients(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        computed = any(each is not None and not each.is_leaf for each in (weight, bias))
+        computed = any(param is not None and not param.is_leaf for param in (weight, bias))
         if computed or not weight.requires_grad or not torch.is_grad_enabled():
             return F.linear(input, weight, bias)
         # Autograd does not see the weights in a tuple, so it computes no gradients for them.

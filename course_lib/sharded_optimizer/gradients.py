@@ -115,12 +115,12 @@ class ShardedGradients:
         del self._places[self._next]
         work = None
         if flat.is_cuda:
-            mine = torch.empty_like(self._buffers[self._next].chunk(flat))
-            work = start_reduce_scatter(mine, flat, self._group)
+            own_chunk = torch.empty_like(self._buffers[self._next].chunk(flat))
+            work = start_reduce_scatter(own_chunk, flat, self._group)
         else:
             with torch.no_grad():
-                mine = reduce_scatter_chunks(flat, self._group).clone()
-        self._works.append((self._next, mine, flat if work else mine, work))
+                own_chunk = reduce_scatter_chunks(flat, self._group).clone()
+        self._works.append((self._next, own_chunk, flat if work else own_chunk, work))
         self._next += 1
 
     @torch.no_grad()
@@ -129,7 +129,7 @@ class ShardedGradients:
         self._heard = True
         while self._next < len(self._buffers):
             self._launch()
-        for number, mine, _, work in self._works:
+        for number, own_chunk, _, work in self._works:
             if work is not None:
                 work.wait()
             chunks = self._buffers[number]
@@ -138,9 +138,9 @@ class ShardedGradients:
                 if not param.requires_grad:  # frozen since
                     continue
                 if piece.numel():
-                    gradient = chunks.piece(index, mine)
-                    kept = index in self._kept or isinstance(param.grad, GradientElsewhere)
-                    if kept and piece.grad is not None:
+                    gradient = chunks.piece(index, own_chunk)
+                    accumulates = index in self._kept or isinstance(param.grad, GradientElsewhere)
+                    if accumulates and piece.grad is not None:
                         gradient = gradient + piece.grad
                     piece.grad = gradient
                 param.grad = gradient_elsewhere(param, piece)

@@ -115,16 +115,16 @@ class ShardedOptimizer(Optimizer):
                 f'gradients must be "averaged", "local" or "sharded", got "{gradients}"'
             )
         self._complete = False  # groups can be added until then
-        whole = optimizer_cls(params, **kwargs)  # checks the arguments; it has no state yet
-        super().__init__(whole.param_groups, whole.defaults)
-        del whole
+        unsharded = optimizer_cls(params, **kwargs)  # checks the arguments; it has no state yet
+        super().__init__(unsharded.param_groups, unsharded.defaults)
+        del unsharded
         self._complete = True
         self.group, self.gradients = group, gradients
-        self._params: list[Tensor] = [p for each in self.param_groups for p in each["params"]]
-        named = [each.get("param_names", each["params"]) for each in self.param_groups]
+        self._params = [p for param_group in self.param_groups for p in param_group["params"]]
+        names = [group.get("param_names", group["params"]) for group in self.param_groups]
         self._names = [
             f"'{name}'" if isinstance(name, str) else f"parameter {index}"
-            for index, name in enumerate(chain(*named))
+            for index, name in enumerate(chain(*names))
         ]
         self._cap = bucket_cap_mb if gradients == "sharded" else float("inf")
         self._chunks: list[FlatChunks] = []
@@ -142,8 +142,8 @@ class ShardedOptimizer(Optimizer):
         # One piece for each parameter, so that groups and numbers are the same as in one process.
         pieces = iter(self._pieces)
         groups = [
-            {**options_of(each), "params": [next(pieces) for _ in each["params"]]}
-            for each in self.param_groups
+            {**options_of(param_group), "params": [next(pieces) for _ in param_group["params"]]}
+            for param_group in self.param_groups
         ]
         self._make: Callable[[Any], Optimizer] = lambda groups: optimizer_cls(groups, **kwargs)
         self._local = self._make(groups)
@@ -260,12 +260,12 @@ class ShardedOptimizer(Optimizer):
             places = Bucket(self._params, chunks.indices, flat[: len(chunks.bucket.buffer)])
             for index, view in zip(chunks.indices, places.views, strict=True):
                 copy_scaled(self._params[index].grad, factor, view)
-            mine = reduce_scatter_chunks(flat, self.group)
+            own_chunk = reduce_scatter_chunks(flat, self.group)
             for index in chunks.indices:
                 param = self._params[index]
                 not_frozen = param.requires_grad or param.grad is not None
                 if not_frozen and self._pieces[index].numel():
-                    self._pieces[index].grad = chunks.piece(index, mine)
+                    self._pieces[index].grad = chunks.piece(index, own_chunk)
 
     def _before_gradient(self, index: int) -> None:
         if isinstance(self._params[index].grad, GradientElsewhere):
@@ -342,9 +342,9 @@ class ShardedOptimizer(Optimizer):
         """
         self._follow_parameters()
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        mine = pieces_of_states(state_dict["state"], self._params, self._chunks)
+        own_states = pieces_of_states(state_dict["state"], self._params, self._chunks)
         groups = state_dict["param_groups"]
-        self._local.load_state_dict({"state": mine, "param_groups": groups})
+        self._local.load_state_dict({"state": own_states, "param_groups": groups})
 
 
 def options_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def all_gather_chunks(flat: Tensor, group: Group = None) -> None:
     """
     rank, world_size = place_in(group)
     if flat.is_cuda:
-        _wait(start_all_gather(flat, shard(flat, world_size, rank), group))
+        start_all_gather(flat, shard(flat, world_size, rank), group).wait()
     else:
         all_gather(flat, group)
 
@@ -106,29 +106,24 @@ def reduce_scatter_chunks(flat: Tensor, group: Group = None) -> Tensor:
     rank, world_size = place_in(group)
     if not flat.is_cuda:
         return reduce_scatter(flat, group)
-    mine = shard(flat, world_size, rank)
-    _wait(start_reduce_scatter(mine, flat, group))
-    return mine
+    own_chunk = shard(flat, world_size, rank)
+    start_reduce_scatter(own_chunk, flat, group).wait()
+    return own_chunk
 
 
-def start_all_gather(flat: Tensor, mine: Tensor, group: Group = None) -> dist.Work | None:
+def start_all_gather(flat: Tensor, chunk: Tensor, group: Group = None) -> dist.Work:
     """Begin to fill `flat`, shape (K c,), with everyone's `mine`, shape (c,), by the backend.
 
-    Do not use either tensor before `.wait()`; if the result is None, there is nothing to wait for.
+    Do not use either tensor before `.wait()`.
     """
-    work: dist.Work | None = _ALL_GATHER(flat, mine, group=group, async_op=True)
+    work: dist.Work = _ALL_GATHER(flat, chunk, group=group, async_op=True)
     return work
 
 
-def start_reduce_scatter(mine: Tensor, flat: Tensor, group: Group = None) -> dist.Work | None:
+def start_reduce_scatter(chunk: Tensor, flat: Tensor, group: Group = None) -> dist.Work:
     """Begin to write this rank's chunk of the sum of all `flat`, shape (K c,), to `mine`: (c,)."""
-    work: dist.Work | None = _REDUCE_SCATTER(mine, flat, group=group, async_op=True)
+    work: dist.Work = _REDUCE_SCATTER(chunk, flat, group=group, async_op=True)
     return work
-
-
-def _wait(work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()
 
 
 # PyTorch 2.13 renamed these functions, and warns about the old names.

@@ -26,12 +26,12 @@ def gather_states(
 
     It takes one all-gather for each buffer and name. All ranks of `group` must call.
     """
-    whole: dict[int, State] = {}
+    full_states: dict[int, State] = {}
     kinds: dict[tuple[int, str], torch.dtype] = {}
     for described in _from_all([_described(state) for state in states], group):
         for number, (plain, tensors) in enumerate(described):
             if plain or tensors:
-                whole.setdefault(number, {}).update(plain)
+                full_states.setdefault(number, {}).update(plain)
             kinds.update({(number, name): dtype for name, dtype in tensors.items()})
     for chunks in buffers:
         for name in dict.fromkeys(name for number, name in kinds if number in chunks.indices):
@@ -44,18 +44,18 @@ def gather_states(
             places = Bucket(params, chunks.indices, flat[: len(chunks.bucket.buffer)])
             for i, view in zip(chunks.indices, places.views, strict=True):
                 if i in members:
-                    whole[i][name] = view.clone()
-    return whole
+                    full_states[i][name] = view.clone()
+    return full_states
 
 
 def pieces_of_states(
-    whole: dict[int, State], params: Sequence[Tensor], buffers: Sequence[FlatChunks]
+    full_states: dict[int, State], params: Sequence[Tensor], buffers: Sequence[FlatChunks]
 ) -> dict[int, State]:
     """Return the state of each piece that this rank has, by the parameter's number.
 
     Raises ValueError if a tensor of the state has not the shape of its whole parameter.
     """
-    mine: dict[int, State] = {}
+    own_states: dict[int, State] = {}
     for chunks in buffers:
         for i in chunks.indices:
             first, last = chunks.pieces[i]
@@ -65,11 +65,11 @@ def pieces_of_states(
                     if _of_elements(name, value, params[i])
                     else value
                 )
-                for name, value in whole.get(i, {}).items()
+                for name, value in full_states.get(i, {}).items()
             }
             if cut and first < last:
-                mine[i] = cut
-    return mine
+                own_states[i] = cut
+    return own_states
 
 
 def _of_elements(name: str, value: Any, param: Tensor) -> bool:
@@ -91,7 +91,7 @@ def _described(state: State) -> tuple[State, dict[str, torch.dtype]]:
     return {k: v for k, v in state.items() if k not in tensors}, tensors
 
 
-def _from_all(mine: Any, group: Group) -> list[Any]:
+def _from_all(own_value: Any, group: Group) -> list[Any]:
     everyone: list[Any] = [None] * place_in(group)[1]
-    dist.all_gather_object(everyone, mine, group=group)
+    dist.all_gather_object(everyone, own_value, group=group)
     return everyone

@@ -89,5 +89,5 @@ class ParallelAttention(nn.Module):
         # (tokens, batch, 3 · heads · size) → three of (batch, heads, tokens, size)
         apart = projected.view(tokens, batch, 3, self.heads, self.size).permute(2, 1, 3, 0, 4)
         queries, keys, values = apart.unbind()
-        seen = scaled_dot_product_attention(queries, keys, values, is_causal=self.causal)
-        return cast(Tensor, self.leave(seen.permute(2, 0, 1, 3).flatten(2)))
+        attended = scaled_dot_product_attention(queries, keys, values, is_causal=self.causal)
+        return cast(Tensor, self.leave(attended.permute(2, 0, 1, 3).flatten(2)))

@@ -21,11 +21,10 @@ of the activations.
 """
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -34,60 +33,35 @@ from course_lib.gradient_sync import sync_flat
 from course_lib.sharded_optimizer import start_all_gather, start_reduce_scatter
 from course_lib.sharding import shard
 
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _summed(grad, ctx.group), None
+Change = Callable[[Tensor], Tensor]
 
 
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return _summed(x, group)
+class _Conjugate(torch.autograd.Function):
+    """Computes `there(x)`, and in backward `back(gradient)`, the transpose of it."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, length: int, group: Group) -> Tensor:
-        ctx.group = group
-        return _gathered(x, length, group)
+    def forward(ctx: Any, x: Tensor, there: Change, back: Change) -> Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _reduced_part(grad, ctx.group), None, None
+        return ctx.back(grad), None, None
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.length, ctx.group = x.shape[0], group
-        return _reduced_part(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _gathered(grad, ctx.length, ctx.group), None
+def _conjugate(x: Tensor, there: Change, back: Change) -> Tensor:
+    result: Tensor = _Conjugate.apply(x, there, back)  # type: ignore[no-untyped-call]
+    return result
 
 
 def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
     """Return `x`, which is equal on all ranks; backward sums the ranks' gradients (f)."""
-    result: Tensor = _Copy.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
+    return _conjugate(x, lambda x: x.view_as(x), lambda grad: _summed(grad, group))
 
 
 def reduce_from_ranks(x: Tensor, group: Group = None) -> Tensor:
     """Return the sum of the ranks' `x`, of one shape; backward keeps the gradient as it is (g)."""
-    result: Tensor = _Reduce.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
+    return _conjugate(x, lambda x: _summed(x, group), lambda grad: grad)
 
 
 def gather_from_sequence(x: Tensor, length: int, group: Group = None) -> Tensor:
@@ -96,8 +70,9 @@ def gather_from_sequence(x: Tensor, length: int, group: Group = None) -> Tensor:
     `x` has the shape (tokens of this rank, …). Its gradient is this rank's part of the sum of the
     ranks' gradients.
     """
-    result: Tensor = _Gather.apply(x, length, group)  # type: ignore[no-untyped-call]
-    return result
+    return _conjugate(
+        x, lambda x: _gathered(x, length, group), lambda grad: _reduced_part(grad, group)
+    )
 
 
 def scatter_to_sequence(x: Tensor, group: Group = None) -> Tensor:
@@ -105,8 +80,10 @@ def scatter_to_sequence(x: Tensor, group: Group = None) -> Tensor:
 
     `x` has the shape (tokens, …), the result (part, …). Backward gathers the gradient.
     """
-    result: Tensor = _Scatter.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
+    length = len(x)
+    return _conjugate(
+        x, lambda x: _reduced_part(x, group), lambda grad: _gathered(grad, length, group)
+    )
 
 
 def sum_partial_gradients(params: Iterable[Tensor], group: Group = None) -> None:
@@ -125,8 +102,8 @@ def sum_partial_gradients(params: Iterable[Tensor], group: Group = None) -> None
         assert param.grad is not None
         param.grad.mul_(world_size)
         node = torch.autograd.graph.get_gradient_edge(param).node
-        own = weakref.ref(param)
-        hook = node.register_prehook(lambda _, own=own: _divide_sum(own()))
+        reference = weakref.ref(param)
+        hook = node.register_prehook(lambda _, reference=reference: _divide_sum(reference()))
         _SUMS[param] = world_size, node, hook
 
 
@@ -154,10 +131,10 @@ def _gathered(x: Tensor, length: int, group: Group) -> Tensor:
     """Return the tokens of all ranks. Parts are padded to one size, sent, and then cut again."""
     _, world_size = place_in(group)
     longest = -(-length // world_size)
-    mine = x.new_zeros(longest, *x.shape[1:])
-    mine[: len(x)] = x
-    slots = mine.new_empty(world_size, *mine.shape)
-    _wait(start_all_gather(slots.flatten(0, 1), mine, group))
+    padded = x.new_zeros(longest, *x.shape[1:])
+    padded[: len(x)] = x
+    slots = padded.new_empty(world_size, *padded.shape)
+    start_all_gather(slots.flatten(0, 1), padded, group).wait()
     sizes = [len(shard(range(length), world_size, r)) for r in range(world_size)]
     return torch.cat([slot[:size] for slot, size in zip(slots, sizes, strict=True)])
 
@@ -170,11 +147,6 @@ def _reduced_part(x: Tensor, group: Group) -> Tensor:
     for other, slot in enumerate(slots):
         part = shard(x, world_size, other)
         slot[: len(part)] = part
-    mine = torch.empty_like(slots[0])
-    _wait(start_reduce_scatter(mine, slots.flatten(0, 1), group))
-    return mine[: len(shard(x, world_size, rank))]
-
-
-def _wait(work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()
+    own_slot = torch.empty_like(slots[0])
+    start_reduce_scatter(own_slot, slots.flatten(0, 1), group).wait()
+    return own_slot[: len(shard(x, world_size, rank))]

@@ -20,6 +20,8 @@ M. Shoeybi et al., "Megatron-LM", 2019, section 3.
 """
 
 import copy
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +38,46 @@ from course_lib.tensor_parallel.conjugate import (
 )
 
 
-class ColumnParallelLinear(nn.Module):
+class _ParallelLinear(nn.Module):
+    """A part of an `nn.Linear`, on this rank. A subclass takes its part and computes with it."""
+
+    _take: Callable[..., None]
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        group: Group = None,
+        *,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__()
+        self.group, self.sequence_parallel = group, sequence_parallel
+        self._take(nn.Linear(in_features, out_features, bias))
+
+    @classmethod
+    def from_linear(
+        cls,
+        layer: nn.Linear,
+        group: Group = None,
+        *,
+        sequence_parallel: bool = False,
+        **cut: int,
+    ) -> Self:
+        """Return this rank's part of `layer`, which is equal on all ranks.
+
+        With `together`, so many consecutive outputs (column parallel) or inputs (row parallel) stay
+        on one rank (a head). For column parallel, `blocks` equal blocks of outputs (3 for queries,
+        keys and values) are cut one by one. Both are 1 if they are not given.
+        """
+        with torch.device("meta"):  # draws no random numbers
+            part = cls(1, 1, False, group, sequence_parallel=sequence_parallel)
+        part._take(layer, **cut)
+        return part
+
+
+class ColumnParallelLinear(_ParallelLinear):
     """`nn.Linear(in_features, out_features)` of which this rank computes its `shard` of outputs.
 
     It takes X, shape (…, in_features), equal on all ranks, and returns (…, outputs of this rank),
@@ -54,51 +95,17 @@ class ColumnParallelLinear(nn.Module):
 
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        group: Group = None,
-        *,
-        sequence_parallel: bool = False,
-    ) -> None:
-        super().__init__()
-        self.group, self.sequence_parallel = group, sequence_parallel
-        self._take(nn.Linear(in_features, out_features, bias), blocks=1, together=1)
-
-    @classmethod
-    def from_linear(
-        cls,
-        whole: nn.Linear,
-        group: Group = None,
-        *,
-        blocks: int = 1,
-        together: int = 1,
-        **options: bool,
-    ) -> "ColumnParallelLinear":
-        """Return this rank's part of `whole`, which is equal on all ranks.
-
-        The outputs of `whole` are `blocks` equal blocks (3 for queries, keys and values), and each
-        block is cut. `together` consecutive outputs stay on one rank (a head).
-        """
-        with torch.device("meta"):  # draws no random numbers
-            made = cls(1, 1, False, group, **options)
-        made._take(whole, blocks, together)
-        return made
-
-    def _take(self, whole: nn.Linear, blocks: int, together: int) -> None:
+    def _take(self, layer: nn.Linear, blocks: int = 1, together: int = 1) -> None:
         rank, world_size = place_in(self.group)
 
-        def mine(tensor: Tensor, name: str) -> nn.Parameter:
+        def own_part(tensor: Tensor, name: str) -> nn.Parameter:
             units = [_in_units(block, together) for block in tensor.detach().chunk(blocks)]
-            parts = [shard(each, world_size, rank).flatten(0, 1) for each in units]
-            return as_part(
-                torch.cat(parts), Block, tensor, self.group, f"{type(self).__name__}.{name}"
-            )
+            parts = [shard(block, world_size, rank).flatten(0, 1) for block in units]
+            label = f"{type(self).__name__}.{name}"
+            return as_part(torch.cat(parts), Block, tensor, self.group, label)
 
-        self.weight = mine(whole.weight, "weight")
-        self.bias = None if whole.bias is None else mine(whole.bias, "bias")
+        self.weight = own_part(layer.weight, "weight")
+        self.bias = None if layer.bias is None else own_part(layer.bias, "bias")
 
     def forward(self, x: Tensor, length: int | None = None) -> Tensor:
         """Return this rank's outputs; `length` is the number of tokens, along the sequence."""
@@ -111,7 +118,7 @@ class ColumnParallelLinear(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(_ParallelLinear):
     """`nn.Linear(in_features, out_features)` of which this rank has its `shard` of inputs.
 
     It takes the output of a column-parallel layer, shape (…, inputs of this rank), and returns the
@@ -125,40 +132,15 @@ class RowParallelLinear(nn.Module):
 
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        group: Group = None,
-        *,
-        sequence_parallel: bool = False,
-    ) -> None:
-        super().__init__()
-        self.group, self.sequence_parallel = group, sequence_parallel
-        self._take(nn.Linear(in_features, out_features, bias), together=1)
-
-    @classmethod
-    def from_linear(
-        cls, whole: nn.Linear, group: Group = None, *, together: int = 1, **options: bool
-    ) -> "RowParallelLinear":
-        """Return this rank's part of `whole`, which is equal on all ranks.
-
-        `together` consecutive inputs stay on one rank (a head).
-        """
-        with torch.device("meta"):  # draws no random numbers
-            made = cls(1, 1, False, group, **options)
-        made._take(whole, together)
-        return made
-
-    def _take(self, whole: nn.Linear, together: int) -> None:
+    def _take(self, layer: nn.Linear, together: int = 1) -> None:
         rank, world_size = place_in(self.group)
-        units = _in_units(whole.weight.detach().t(), together)
+        units = _in_units(layer.weight.detach().t(), together)
         columns = shard(units, world_size, rank).flatten(0, 1).t()
-        own = columns.clone(memory_format=torch.contiguous_format)  # a view would keep the whole
+        # A copy: a view would keep the memory of the whole matrix.
+        own_block = columns.clone(memory_format=torch.contiguous_format)
         label = f"{type(self).__name__}.weight"
-        self.weight = as_part(own, Block, whole.weight, self.group, label)
-        self.bias = None if whole.bias is None else copy.deepcopy(whole.bias)
+        self.weight = as_part(own_block, Block, layer.weight, self.group, label)
+        self.bias = None if layer.bias is None else copy.deepcopy(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's outputs for all tokens or for this rank's tokens."""

@@ -80,10 +80,10 @@ def replayed(history: list[Update], wait_for: int | None = None, aware: bool = F
         numbers[worker] += 1
         if not applied:
             continue
-        found = torch.cat([p.grad.flatten() for p in params if p.grad is not None])
-        collected[worker] = found / (1 + staleness) if aware else found
+        gradients = torch.cat([p.grad.flatten() for p in params if p.grad is not None])
+        collected[worker] = gradients / (1 + staleness) if aware else gradients
         if len(collected) == (wait_for or 1):
-            mean = torch.stack([collected[each] for each in sorted(collected)]).mean(0)
+            mean = torch.stack([collected[rank] for rank in sorted(collected)]).mean(0)
             weights.append(weights[-1] - LR * mean)
             collected = {}
     return weights[-1]
@@ -91,7 +91,7 @@ def replayed(history: list[Update], wait_for: int | None = None, aware: bool = F
 
 def by_the_clock(seconds: list[float], updates: int) -> list[tuple[int, int]]:
     """Return (worker, staleness) of each update when nobody waits, and messages take no time."""
-    due = [(each, worker) for worker, each in enumerate(seconds, 1)]
+    due = [(duration, worker) for worker, duration in enumerate(seconds, 1)]
     heapq.heapify(due)
     pulled, events = dict.fromkeys(range(1, len(seconds) + 1), 0), []
     for version in range(updates):
@@ -109,7 +109,7 @@ SPEEDS = {2: [0.01], 3: [0.01, 0.027], 4: [0.01, 0.0131, 0.0517]}
 def test_events_come_in_the_order_of_time_and_replay_bit_for_bit(k):
     ranks = Ranks(k, on="simulated", network=FREE)
     history, weights = run(ranks, SPEEDS[k], 40)
-    assert [(each.worker, each.staleness) for each in history] == by_the_clock(SPEEDS[k], 40)
+    assert [(update.worker, update.staleness) for update in history] == by_the_clock(SPEEDS[k], 40)
     again, same = run(Ranks(k, on="simulated", network=FREE), SPEEDS[k], 40)
     assert (again, same.tolist()) == (history, weights.tolist())
     torch.testing.assert_close(weights, replayed(history), rtol=1e-12, atol=1e-13)
@@ -131,47 +131,47 @@ def test_the_weights_are_those_of_the_history(ranks_of, on, k, options):
     aware = options.get("staleness_aware", False)
     expected = replayed(history, options.get("wait_for"), aware)
     torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-13)
-    assert sum(each.applied for each in history) == 20 * options.get("wait_for", 1)
+    assert sum(update.applied for update in history) == 20 * options.get("wait_for", 1)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_nobody_gets_further_ahead_than_the_bound(bound):
     seconds = [0.01, 0.011, 0.3]
     history, _ = run(Ranks(4, on="simulated", network=FREE), seconds, 60, bound=bound)
-    done, lead = Counter({1: 0, 2: 0, 3: 0}), 0
+    counts, lead = Counter({1: 0, 2: 0, 3: 0}), 0
     for update in history:
-        done[update.worker] += 1
-        lead = max(lead, max(done.values()) - min(done.values()))
+        counts[update.worker] += 1
+        lead = max(lead, max(counts.values()) - min(counts.values()))
     assert lead == bound + 1, "a worker may finish one gradient when it is `bound` ahead"
-    assert max(each.staleness for each in history) <= 2 * (2 * bound + 1)
+    assert max(pushed.staleness for pushed in history) <= 2 * (2 * bound + 1)
     free, _ = run(Ranks(4, on="simulated", network=FREE), seconds, 60)
-    assert max(each.staleness for each in free) > max(each.staleness for each in history)
+    assert max(pushed.staleness for pushed in free) > max(pushed.staleness for pushed in history)
 
 
 def test_backup_workers_let_the_slowest_come_too_late():
     seconds = [0.01, 0.011, 0.012, 0.035]
     ranks = Ranks(5, on="simulated", network=FREE)
     history, _ = run(ranks, seconds, 30, wait_for=3)
-    late = [each for each in history if not each.applied]
-    assert {each.worker for each in late} == {4}
-    assert all(each.staleness > 0 for each in late)
-    assert all(each.staleness == 0 for each in history if each.applied)
+    late = [update for update in history if not update.applied]
+    assert {update.worker for update in late} == {4}
+    assert all(update.staleness > 0 for update in late)
+    assert all(update.staleness == 0 for update in history if update.applied)
     assert history[-1].seconds == pytest.approx(30 * 0.012)  # the third fastest's pace
     everyone, _ = run(ranks, seconds, 30, wait_for=4)
     assert everyone[-1].seconds == pytest.approx(30 * 0.035)  # the slowest's
-    assert all(each.applied for each in everyone)
+    assert all(update.applied for update in everyone)
 
 
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 @pytest.mark.parametrize("options", [{}, {"bound": 1}, {"wait_for": 2}])
 def test_a_worker_that_leaves_does_not_stop_the_others(ranks_of, on, options):
     history, _ = run(ranks_of(on, 4), [0.002] * 3, 20, leave_after=3, **options)
-    assert sum(each.applied for each in history) == 20 * options.get("wait_for", 1)
-    assert sum(each.worker == 1 for each in history) == 3
+    assert sum(update.applied for update in history) == 20 * options.get("wait_for", 1)
+    assert sum(update.worker == 1 for update in history) == 3
 
 
 @pytest.mark.parametrize(
-    ("k", "options", "why"),
+    ("k", "options", "message"),
     [
         (4, {"wait_for": 3, "leave_after": 2}, "worker 1 left: .* 3 workers, and only 2"),
         (2, {"leave_after": 2}, "all workers left after 2 of 20 updates"),
@@ -180,8 +180,8 @@ def test_a_worker_that_leaves_does_not_stop_the_others(ranks_of, on, options):
         (3, {"wait_for": 3}, "wait_for must be 1 to 2, the number of workers; got 3"),
     ],
 )
-def test_what_cannot_go_on_is_named(ranks_of, k, options, why):
-    with pytest.raises(RankError, match=f"(?s){why}"):
+def test_what_cannot_go_on_is_named(ranks_of, k, options, message):
+    with pytest.raises(RankError, match=f"(?s){message}"):
         ranks_of("simulated", k).run(train, [0.01] * (k - 1), 20, **options)
 
 
@@ -224,9 +224,9 @@ def weights_of(net: torch.nn.Module) -> list[Tensor]:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_an_async_server_divides_each_gradient_by_its_age_plus_one(workers):
-    events, net, kept = events_of(1, workers), mlp(), mlp()
+    events, net, served = events_of(1, workers), mlp(), mlp()
     ages, optimizer = iter(staleness_of(events)), SGD(net.parameters(), LR)
-    pull, push = async_server(iter(weights_of(kept)), LR)
+    pull, push = async_server(iter(weights_of(served)), LR)
     for number, (kind, worker) in enumerate(events):
         if kind == "pull":
             pulled = pull(worker)
@@ -242,14 +242,14 @@ def test_an_async_server_divides_each_gradient_by_its_age_plus_one(workers):
             group["lr"] = LR / (1 + age)
         optimizer.step()
         assert push(worker, iter(grads)) == age
-        torch.testing.assert_close(weights_of(kept), weights_of(net), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(weights_of(served), weights_of(net), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("wait_for", [1, 2, 3, 4])
 def test_a_backup_server_steps_with_the_mean_of_the_first_gradients(wait_for):
-    events, net, kept = events_of(2, 3), mlp(), mlp()
-    optimizer, fresh, taken = SGD(net.parameters(), LR), set[int](), 0
-    pull, push = backup_server(iter(weights_of(kept)), LR, wait_for)
+    events, net, served = events_of(2, 3), mlp(), mlp()
+    optimizer, fresh, counted = SGD(net.parameters(), LR), set[int](), 0
+    pull, push = backup_server(iter(weights_of(served)), LR, wait_for)
     scratch = mlp()
     for number, (kind, worker) in enumerate(events):
         if kind == "pull":
@@ -263,15 +263,15 @@ def test_a_backup_server_steps_with_the_mean_of_the_first_gradients(wait_for):
         if worker in fresh:
             gradient_sum = [g / wait_for for g in grads]
             for param, part in zip(net.parameters(), gradient_sum, strict=True):
-                param.grad = part.clone() if taken == 0 else param.grad + part
-            taken += 1
+                param.grad = part.clone() if counted == 0 else param.grad + part
+            counted += 1
         for g in grads:
             g.fill_(9)  # the caller may overwrite its gradients
-        if taken == wait_for:
+        if counted == wait_for:
             optimizer.step()
-            taken = 0
+            counted = 0
             fresh.clear()
-        torch.testing.assert_close(weights_of(kept), weights_of(net), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(weights_of(served), weights_of(net), rtol=1e-12, atol=1e-13)
 
 
 def served_in_turn(updates: int, server: int) -> Tensor:

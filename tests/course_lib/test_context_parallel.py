@@ -24,17 +24,17 @@ def whole(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def on_a_rank(length: int, causal: bool, zigzag: bool, dtype: torch.dtype = torch.float64) -> Any:
-    mine = positions_of(length, dist.get_world_size(), dist.get_rank(), zigzag)
-    *inputs, gradient = (each[..., mine, :].clone() for each in whole(length, dtype))
-    q, k, v = (each.requires_grad_() for each in inputs)
+    positions = positions_of(length, dist.get_world_size(), dist.get_rank(), zigzag)
+    *inputs, gradient = (tensor[..., positions, :].clone() for tensor in whole(length, dtype))
+    q, k, v = (tensor.requires_grad_() for tensor in inputs)
     result = ring_attention(q, k, v, length, causal=causal, zigzag=zigzag)
     result.backward(gradient)
-    return mine, [result.detach(), q.grad, k.grad, v.grad]
+    return positions, [result.detach(), q.grad, k.grad, v.grad]
 
 
 def of_one_process(length: int, causal: bool) -> list[Tensor]:
     *inputs, gradient = whole(length)
-    q, k, v = (each.requires_grad_() for each in inputs)
+    q, k, v = (tensor.requires_grad_() for tensor in inputs)
     result = scaled_dot_product_attention(q, k, v, is_causal=causal)
     result.backward(gradient)
     return [result.detach(), q.grad, k.grad, v.grad]
@@ -43,9 +43,9 @@ def of_one_process(length: int, causal: bool) -> list[Tensor]:
 def put_together(results: list[Any], length: int) -> list[Tensor]:
     """Return the ranks' slices at their places in the sequence."""
     together = [torch.full((*SHAPE, length, SIZE), torch.nan).double() for _ in range(4)]
-    for mine, slices in results:
+    for positions, slices in results:
         for target, part in zip(together, slices, strict=True):
-            target[..., mine, :] = part.double()
+            target[..., positions, :] = part.double()
     return together
 
 
@@ -59,21 +59,21 @@ def test_results_and_gradients_are_those_of_the_whole_sequence(
     ranks_of, on, k, zigzag, causal, length
 ):
     results = ranks_of(on, k).run(on_a_rank, length, causal, zigzag)
-    found = put_together(results, length)
-    for mine, right in zip(found, of_one_process(length, causal), strict=True):
-        torch.testing.assert_close(mine, right)
+    tensors = put_together(results, length)
+    for tensor, right in zip(tensors, of_one_process(length, causal), strict=True):
+        torch.testing.assert_close(tensor, right)
 
 
 def test_in_16_bits_it_is_as_exact_as_these(ranks_of):
     """The result and gradients are rounded once, to the 8 bits of a bfloat16."""
     results = ranks_of("simulated", 3).run(on_a_rank, 13, True, True, torch.bfloat16)
-    *inputs, gradient = (each.double() for each in whole(13, torch.bfloat16))
-    q, k, v = (each.requires_grad_() for each in inputs)
+    *inputs, gradient = (tensor.double() for tensor in whole(13, torch.bfloat16))
+    q, k, v = (tensor.requires_grad_() for tensor in inputs)
     result = scaled_dot_product_attention(q, k, v, is_causal=True)
     result.backward(gradient)
     right = (result.detach(), q.grad, k.grad, v.grad)
-    for mine, exact in zip(put_together(results, 13), right, strict=True):
-        torch.testing.assert_close(mine, exact, rtol=2**-8, atol=1e-6)
+    for rounded, exact in zip(put_together(results, 13), right, strict=True):
+        torch.testing.assert_close(rounded, exact, rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
@@ -87,8 +87,8 @@ def test_bytes_are_those_of_the_formula(ranks_of, k):
 
 
 def forward_only(length: int, zigzag: bool) -> None:
-    mine = positions_of(length, dist.get_world_size(), dist.get_rank(), zigzag)
-    q, k, v, _ = (each[..., mine, :] for each in whole(length))
+    positions = positions_of(length, dist.get_world_size(), dist.get_rank(), zigzag)
+    q, k, v, _ = (tensor[..., positions, :] for tensor in whole(length))
     ring_attention(q, k, v, length, causal=True, zigzag=zigzag)
 
 
@@ -121,9 +121,9 @@ def wrong(tokens: int, other: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "other", "said"),
+    ("tokens", "other", "message"),
     [(4, 3, "must have one shape"), (5, 5, r"must have 4 of the 8 tokens, ")],
 )
-def test_slices_of_other_sizes_are_refused(ranks_of, tokens, other, said):
-    with pytest.raises(RankError, match=said):
+def test_slices_of_other_sizes_are_refused(ranks_of, tokens, other, message):
+    with pytest.raises(RankError, match=message):
         ranks_of("simulated", 2).run(wrong, tokens, other)

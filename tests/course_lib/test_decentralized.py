@@ -40,8 +40,8 @@ STEPS, LR = 5, 0.3
 def mixing_of(name: str, k: int) -> Mixing:
     if name == "torus":
         return torus_mixing(k // 2, 2) if k % 2 == 0 else torus_mixing(1, k)
-    made: Mixing = getattr(decentralized, name)(k)
-    return made
+    mixing: Mixing = getattr(decentralized, name)(k)
+    return mixing
 
 
 NAMES = ["ring_mixing", "torus", "exponential_mixing", "complete_mixing", "random_pairs"]
@@ -133,7 +133,7 @@ def test_every_mixing_is_doubly_stochastic_and_shrinks_distances(rows, columns):
 
 
 @pytest.mark.parametrize(
-    ("matrix", "why"),
+    ("matrix", "message"),
     [
         (torch.eye(3), "4 ranks need a mixing matrix of 4 × 4, not of 3 × 3"),
         (torch.tensor(1.0), "no dimension"),
@@ -142,8 +142,8 @@ def test_every_mixing_is_doubly_stochastic_and_shrinks_distances(rows, columns):
         (torch.eye(4)[[0, 0, 2, 3]], "column 0 sums to 2, not 1, so mixing would change the mean"),
     ],
 )
-def test_a_matrix_that_does_not_mix_is_refused(matrix, why):
-    with pytest.raises(ValueError, match=why):
+def test_a_matrix_that_does_not_mix_is_refused(matrix, message):
+    with pytest.raises(ValueError, match=message):
         check_mixing(matrix, 4)
 
 
@@ -267,13 +267,13 @@ def own_params(rank: int) -> list[torch.nn.Parameter]:
 @pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_decentralized_step_equals_its_formula(ranks_of, on, k):
     histories = ranks_of(on, k).run(decentralized_steps, k)
-    w = [torch.stack(each) for each in zip(*map(own_params, range(k)), strict=True)]
+    w = [torch.stack(stacked) for stacked in zip(*map(own_params, range(k)), strict=True)]
     for step in range(3):
-        for i, each in enumerate(w):
-            gradient = each.detach() ** 2
+        for i, stacked in enumerate(w):
+            gradient = stacked.detach() ** 2
             if i == 1:
                 gradient[0] = 0
-            mixed = (mixing_matrix(k) @ each.detach().flatten(1)).view_as(each)
+            mixed = (mixing_matrix(k) @ stacked.detach().flatten(1)).view_as(stacked)
             w[i] = mixed - LR / (step + 1) * gradient
             for rank in range(k):
                 torch.testing.assert_close(histories[rank][step][i], w[i][rank], rtol=1e-13, atol=0)
@@ -321,5 +321,5 @@ def test_a_step_waits_for_the_rank_that_sends_most():
     weights = pairs @ (torch.eye(4) + torch.eye(4).roll(1, 1)) / 2
     assert (weights != 0).sum(1).tolist() == [3, 3, 3, 3]
     assert (weights != 0).sum(0).tolist() == [4, 2, 4, 2]
-    which, seconds = choose_graph([weights], 10**6, 1.0, 1e9, 1.0)
-    assert (which, seconds) == (0, pytest.approx(1 + 3e-3))
+    index, seconds = choose_graph([weights], 10**6, 1.0, 1e9, 1.0)
+    assert (index, seconds) == (0, pytest.approx(1 + 3e-3))

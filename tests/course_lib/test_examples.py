@@ -32,16 +32,18 @@ FILES = [path for top in ("course_lib", "autograder") for path in (ROOT / top).r
 
 def docstrings_by_name() -> dict[str, str]:
     """Return the docstrings of modules, classes and functions; of equal names together."""
-    found: defaultdict[str, str] = defaultdict(str)
+    docstrings: defaultdict[str, str] = defaultdict(str)
     for path in FILES:
         if ">>>" not in (source := path.read_text()):
             continue  # most files, and every worker of pytest reads them all
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Module):
-                found[module_of(path)] += ast.get_docstring(node) or ""
+                docstrings[module_of(path)] += ast.get_docstring(node) or ""
             elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-                found[f"{module_of(path)}.{node.name}"] += f"{ast.get_docstring(node) or ''}\n\n"
-    return found
+                docstrings[f"{module_of(path)}.{node.name}"] += (
+                    f"{ast.get_docstring(node) or ''}\n\n"
+                )
+    return docstrings
 
 
 def is_rung(name: str) -> bool:
@@ -83,11 +85,11 @@ def run_lines(text: str, names: Names, name: str = "example") -> Names:
 
     Raises AssertionError, with what doctest says, as soon as one does not do what it should.
     """
-    said: list[str] = []
+    lines: list[str] = []
     examples = doctest.DocTestParser().get_doctest(text, names, name, None, None)
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.FAIL_FAST)
-    runner.run(examples, out=said.append, clear_globs=False)
-    assert not runner.failures, "".join(said)
+    runner.run(examples, out=lines.append, clear_globs=False)
+    assert not runner.failures, "".join(lines)
     return examples.globs
 
 

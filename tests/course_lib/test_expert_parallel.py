@@ -42,21 +42,21 @@ def on_a_rank(top_k: int) -> tuple:
 def test_results_and_gradients_are_those_of_one_process(ranks_of, on, k, top_k):
     router, experts = parts()
     xs = [tokens_of(rank).requires_grad_() for rank in range(k)]
-    whole = mixture_of_experts(torch.cat(xs), router, experts, top_k)
-    ys = whole.split([len(x) for x in xs])
+    output = mixture_of_experts(torch.cat(xs), router, experts, top_k)
+    ys = output.split([len(x) for x in xs])
     (sum(y.square().sum() for y in ys) / k).backward()
     expected = {f"router.{name}": p.grad for name, p in router.named_parameters()}
     for e, expert in enumerate(experts):
         expected |= {f"experts.{e}.{name}": p.grad for name, p in expert.named_parameters()}
-    seen = set()
+    names = set()
     for rank, (y, dx, gradients) in enumerate(ranks_of(on, k).run(on_a_rank, top_k)):
         torch.testing.assert_close(y, ys[rank].detach())
         torch.testing.assert_close(dx, k * xs[rank].grad)  # of the rank's own loss
         for name, gradient in gradients.items():
-            missing = torch.zeros_like(gradient) if expected[name] is None else expected[name]
-            torch.testing.assert_close(gradient, missing)
-        seen |= gradients.keys()
-    assert seen == expected.keys()
+            right = torch.zeros_like(gradient) if expected[name] is None else expected[name]
+            torch.testing.assert_close(gradient, right)
+        names |= gradients.keys()
+    assert names == expected.keys()
 
 
 def test_bytes_are_those_of_the_tokens_that_travel(ranks_of):
@@ -74,9 +74,9 @@ def test_bytes_are_those_of_the_tokens_that_travel(ranks_of):
     counts = [route(router(tokens_of(r)), 2).counts for r in range(k)]
     to = [[int(counts[r][a:b].sum()) for a, b in bounds] for r in range(k)]
     for rank, (start, stop) in enumerate(bounds):
-        there = sum(to[rank]) - to[rank][rank]
+        leaving = sum(to[rank]) - to[rank][rank]
         back = sum(to[r][rank] for r in range(k)) - to[rank][rank]
-        rows = 2 * (there + back)
+        rows = 2 * (leaving + back)
         assert ranks.trace.bytes_sent(rank) == rows * WIDTH * 8 + (EXPERTS - (stop - start)) * 8
 
 

@@ -115,24 +115,24 @@ def test_missing_frozen_tied_and_half(ranks_of, on, strategy):
 # --- states ---------------------------------------------------------------------------------------
 
 
-def different(what: str) -> None:
+def different(difference: str) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     if dist.get_rank() == 2:
-        if what == "shape":
+        if difference == "shape":
             net[0] = nn.Linear(3, 5)
-        elif what == "dtype":
+        elif difference == "dtype":
             net[0].double()
-        elif what == "name":
+        elif difference == "name":
             net = nn.Sequential(nn.Linear(3, 4), nn.Identity(), nn.BatchNorm1d(4))
-        elif what == "frozen":
+        elif difference == "frozen":
             net[0].bias.requires_grad_(False)
-        elif what == "buffer":
+        elif difference == "buffer":
             net[1].running_var = torch.ones(7)
     verify_same_model(net)
 
 
 @pytest.mark.parametrize(
-    ("what", "named"),
+    ("difference", "message"),
     [
         ("shape", r"'0\.weight' is \(4, 3\) .* on rank 0 and \(5, 3\) .* on rank 2"),
         ("dtype", r"'0\.weight' is .*float32 on rank 0 and .*float64 on rank 2"),
@@ -141,9 +141,9 @@ def different(what: str) -> None:
         ("buffer", r"'1\.running_var' is \(4,\) .* and \(7,\) .* on rank 2"),
     ],
 )
-def test_different_models_are_named(ranks_of, what, named):
-    with pytest.raises(RankError, match=named):
-        ranks_of("simulated", 3).run(different, what)
+def test_different_models_are_named(ranks_of, difference, message):
+    with pytest.raises(RankError, match=message):
+        ranks_of("simulated", 3).run(different, difference)
 
 
 def of_a_sparse_gradient(strategy: str) -> None:

@@ -74,18 +74,18 @@ class Run:
             else torch.optim.SGD(params, **SGD)
         )
 
-    def loss(self, **how: Any) -> Tensor:
+    def loss(self, **options: Any) -> Tensor:
         k, rank = (dist.get_world_size(), dist.get_rank()) if self.wrapper else (1, 0)
-        return mse_loss(self.model(shard(self.x, k, rank), **how), shard(self.y, k, rank))
+        return mse_loss(self.model(shard(self.x, k, rank), **options), shard(self.y, k, rank))
 
-    def backward(self, **how: Any) -> None:
+    def backward(self, **options: Any) -> None:
         self.optimizer.zero_grad()
-        self.loss(**how).backward()
+        self.loss(**options).backward()
         if self.wrapper == "averaged":
             sync_flat(self.model.parameters())
 
-    def step(self, **how: Any) -> None:
-        self.backward(**how)
+    def step(self, **options: Any) -> None:
+        self.backward(**options)
         self.optimizer.step()
 
     def evaluate(self, model: Any = None) -> None:
@@ -119,11 +119,11 @@ def situation(
     return note
 
 
-def stop(run: Run, how: str) -> None:
+def stop(run: Run, place: str) -> None:
     run.step()  # the order of the layers is known from here on
     run.backward()
     with torch.no_grad(), contextlib.suppress(KeyError):
-        run.model(run.x, stop=how)
+        run.model(run.x, stop=place)
     run.optimizer.step()
 
 
@@ -295,7 +295,7 @@ def test_as_in_one_process_or_an_error(ranks_of, on, k, wrapper, name):
         return
     expected, outputs = train(None, name)
     tolerance = 1e-5 if name == "float()" else 1e-10
-    for state, seen in ranks_of(on, k).run(train, wrapper, name):
+    for state, evaluated in ranks_of(on, k).run(train, wrapper, name):
         for key, value in expected.items():
             torch.testing.assert_close(state[key], value, rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(seen, outputs, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(evaluated, outputs, rtol=tolerance, atol=tolerance)

@@ -10,7 +10,7 @@ PACKAGES = ("course_lib.ranks", "course_lib.pipeline_parallel", "course_lib.shar
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_has_all_that_it_lists(name: str) -> None:
     package = importlib.import_module(name)
-    for each in package.__all__:
-        assert getattr(package, each).__name__ == each
+    for listed in package.__all__:
+        assert getattr(package, listed).__name__ == listed
     with pytest.raises(ImportError):
         exec(f"from {name} import no_such_name")

@@ -29,8 +29,8 @@ def train(method: str, inner: str = "sgd", finish: str = "", **options: Any) -> 
     """
     net = mlp()
     optimizer = INNER[inner](net)
-    each = {"LocalSGD": LocalSGD, "DiLoCo": DiLoCo, "OneStepDelay": OneStepDelay}[method]
-    stepper = each(optimizer, **options)
+    stepper_class = {"LocalSGD": LocalSGD, "DiLoCo": DiLoCo, "OneStepDelay": OneStepDelay}[method]
+    stepper = stepper_class(optimizer, **options)
     for x, y in own_shards(steps=STEPS):
         optimizer.zero_grad()
         mse_loss(net(x), y).backward()
@@ -71,17 +71,6 @@ class Alone:
                 unflatten(vector, list(net.parameters()))
 
 
-def synchronous(steps: int = STEPS) -> Tensor:
-    """Return the weights of one machine that has the whole batch."""
-    net: nn.Module = mlp()
-    optimizer = SGD(net.parameters(), LR)
-    for x, y in batches(steps=steps):
-        optimizer.zero_grad()
-        mse_loss(net(x), y).backward()
-        optimizer.step()
-    return flatten(list(net.parameters()))
-
-
 def close(replicas: list[Tensor], expected: Tensor) -> None:
     torch.testing.assert_close(torch.stack(replicas), expected, rtol=1e-10, atol=1e-12)
 
@@ -98,7 +87,7 @@ def test_local_sgd_averages_every_h_steps_and_not_in_between(ranks_of, on, k, in
     close(replicas, alone.weights)
     assert k == 1 or not torch.equal(replicas[0], replicas[1])
     averaged = ranks_of(on, k).run(train, "LocalSGD", inner, "average", every=5)
-    close([each[1] for each in averaged], alone.weights.mean(0).expand(k, -1))
+    close([weights[1] for weights in averaged], alone.weights.mean(0).expand(k, -1))
 
 
 def diloco(
@@ -165,7 +154,7 @@ OPTIONS = [
 def test_diloco_equals_its_formula(ranks_of, on, k, inner, options):
     replicas = ranks_of(on, k).run(train, "DiLoCo", inner, "finish", **options)
     for part, expected in enumerate(diloco(k, inner, **options)):
-        close([each[part] for each in replicas], expected)
+        close([weights[part] for weights in replicas], expected)
 
 
 def train_in_one_message(inner: str, every: int, outer_lr: float, outer_momentum: float) -> Any:
@@ -209,7 +198,7 @@ def test_diloco_in_one_message_stays_in_its_group(ranks_of):
         return weight
 
     results = ranks_of("simulated", 4).run(in_groups)
-    assert [float(each[0]) for each in results] == [1.0, 2.0, 1.0, 2.0]
+    assert [float(weight[0]) for weight in results] == [1.0, 2.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(("on", "k"), [("simulated", 4), ("cpu", 2)])
@@ -220,10 +209,10 @@ def test_fragments_cut_the_peak_and_not_the_sum(ranks_of, on, k):
         calls = [e for e in ranks.trace.events if (e.rank, e.kind) == (0, "all_reduce")]
         sent[fragments] = [call.bytes for call in calls]
     n = sum(param.nbytes for param in mlp().parameters())
-    assert {sum(each) for each in sent.values()} == {STEPS // 4 * n}
-    for fragments, each in sent.items():
-        assert len(each) == STEPS // 4 * fragments
-        assert max(each) - n / fragments < 8  # 183 numbers are not cut evenly
+    assert {sum(sizes) for sizes in sent.values()} == {STEPS // 4 * n}
+    for fragments, sizes in sent.items():
+        assert len(sizes) == STEPS // 4 * fragments
+        assert max(sizes) - n / fragments < 8  # 183 numbers are not cut evenly
 
 
 def waiting(overlap: int) -> float:
@@ -257,8 +246,8 @@ def test_one_step_delay_equals_its_formula(ranks_of, on, k):
         alone.set(alone.weights - LR * on_its_way)
         on_its_way = mean
     replicas = ranks_of(on, k).run(train, "OneStepDelay", finish="finish")
-    close([each[0] for each in replicas], alone.weights)
-    close([each[1] for each in replicas], alone.weights - LR * on_its_way)
+    close([weights[0] for weights in replicas], alone.weights)
+    close([weights[1] for weights in replicas], alone.weights - LR * on_its_way)
 
 
 def normed(seed: int = 0) -> nn.Module:
@@ -318,10 +307,10 @@ RESUMED = [
 @pytest.mark.parametrize(("method", "options"), RESUMED, ids=named)
 def test_a_run_that_stops_at_any_step_goes_on_with_the_same_bits(ranks_of, on, k, method, options):
     ranks = ranks_of(on, k)
-    whole = ranks.run(train_normed, method, **options)
+    uninterrupted = ranks.run(train_normed, method, **options)
     for stop in range(1, options["every"] + 4):
         resumed = ranks.run(train_normed, method, stop, **options)
-        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+        torch.testing.assert_close(resumed, uninterrupted, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("method", ["LocalSGD", "DiLoCo"])
@@ -363,8 +352,10 @@ def train_and_count(**options: Any) -> tuple[list[Tensor], int]:
 def test_diloco_drops_the_round_in_which_a_rank_overflows(ranks_of, options, overflow):
     ranks = ranks_of("cpu", 2)
     clean, _ = ranks.run(train_normed, "DiLoCo", **options)
-    (first, notices), (second, others) = ranks.run(train_and_count, overflow=overflow, **options)
-    assert notices == others == (2 if "compressor" in options else 1)  # it says so, too
+    (first, notices), (second, second_notices) = ranks.run(
+        train_and_count, overflow=overflow, **options
+    )
+    assert notices == second_notices == (2 if "compressor" in options else 1)  # it says so, too
     assert all(tensor.isfinite().all() for tensor in (*first, *second))
     if options["every"] == 2:  # the last step ends a round
         torch.testing.assert_close(first, second, rtol=0, atol=0)
@@ -372,7 +363,7 @@ def test_diloco_drops_the_round_in_which_a_rank_overflows(ranks_of, options, ove
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "why"),
+    ("method", "options", "message"),
     [
         ("LocalSGD", {"every": 0}, "every=0 must be at least 1: the number of steps"),
         ("DiLoCo", {"every": 5, "fragments": 2}, "every=5 .* multiple of fragments=2"),
@@ -384,6 +375,6 @@ def test_diloco_drops_the_round_in_which_a_rank_overflows(ranks_of, options, ove
         ),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(ranks_of, method, options, why):
-    with pytest.raises(RankError, match=f"(?s)ValueError.*{why}"):
+def test_arguments_that_do_not_fit_are_refused(ranks_of, method, options, message):
+    with pytest.raises(RankError, match=f"(?s)ValueError.*{message}"):
         ranks_of("simulated", 2).run(train, method, **options)

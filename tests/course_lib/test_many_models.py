@@ -26,15 +26,15 @@ def test_each_model_is_the_module_that_its_seed_makes() -> None:
     assert w.shape == (3, 2410)
     for seed in range(3):
         torch.manual_seed(seed)
-        made = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-        torch.testing.assert_close(scores(w, images)[seed], made(images))
+        module = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+        torch.testing.assert_close(scores(w, images)[seed], module(images))
 
 
 def test_every_model_has_its_own_rows_and_its_own_gradient() -> None:
     images, labels = digits()[0].tensors
     rows = torch.randint(len(images), (3, 5), generator=torch.Generator().manual_seed(0))
     w = torch.stack([classifiers(seeds=3), 1.5 * classifiers(seeds=3)])  # (rates, seeds, 2410)
-    found = gradients(w, images[rows], labels[rows])
+    batched = gradients(w, images[rows], labels[rows])
     for rate in range(2):
         for seed in range(3):
             model = module_of(w[rate, seed])
@@ -47,5 +47,5 @@ def test_every_model_has_its_own_rows_and_its_own_gradient() -> None:
                 model[2].weight.grad.T,
                 model[2].bias.grad,
             )
-            flat = torch.cat([each.flatten() for each in alone])
-            torch.testing.assert_close(found[rate, seed], flat)
+            flat = torch.cat([gradient.flatten() for gradient in alone])
+            torch.testing.assert_close(batched[rate, seed], flat)

@@ -38,9 +38,9 @@ def wrap(kind: str, net: nn.Module, groups: bool = False) -> tuple[nn.Module, An
         return wrapped, torch.optim.SGD(groups_of(wrapped, groups), **sgd), wrapped
     called = DistributedDataParallel(net) if kind == "averaged" else net
     params = groups_of(net, groups)
-    who: Any = kind
-    made = ShardedOptimizer(params, torch.optim.SGD, gradients=who, bucket_cap_mb=3e-4, **sgd)
-    return called, made, made
+    mode: Any = kind
+    optimizer = ShardedOptimizer(params, torch.optim.SGD, gradients=mode, bucket_cap_mb=3e-4, **sgd)
+    return called, optimizer, optimizer
 
 
 def state_of(called: nn.Module, net: nn.Module) -> dict[str, Tensor]:
@@ -57,8 +57,8 @@ def clipped_steps(kind: str, norm_type: float, groups: bool) -> Any:
         optimizer.zero_grad()
         x, y = own(batch)
         (50 * mse_loss(called(x), y)).backward()
-        each = clipper.gradient_norms(norm_type)
-        norms.append((clipper.clip_grad_norm_(1.0, norm_type), each))
+        per_parameter = clipper.gradient_norms(norm_type)
+        norms.append((clipper.clip_grad_norm_(1.0, norm_type), per_parameter))
         optimizer.step()
     return state_of(called, net), norms
 
@@ -73,17 +73,19 @@ def test_clipping_is_that_of_one_process(ranks_of, k, kind):
         for x, y in batches():
             optimizer.zero_grad()
             (50 * mse_loss(net(x), y)).backward()
-            each = [
+            per_parameter = [
                 torch.zeros(()) if p.grad is None else p.grad.norm(norm_type)
                 for p in net.parameters()
             ]
-            expected.append((clip_grad_norm_(net.parameters(), 1.0, norm_type), each))
+            expected.append((clip_grad_norm_(net.parameters(), 1.0, norm_type), per_parameter))
             optimizer.step()
         assert expected[0][0] > 2
         for state, norms in ranks_of("simulated", k).run(clipped_steps, kind, norm_type, groups):
-            for (total, each), (right, rights) in zip(norms, expected, strict=True):
+            for (total, per_parameter), (right, rights) in zip(norms, expected, strict=True):
                 torch.testing.assert_close(total, right)
-                torch.testing.assert_close(each, torch.stack(rights).to(each.dtype))
+                torch.testing.assert_close(
+                    per_parameter, torch.stack(rights).to(per_parameter.dtype)
+                )
             for name, value in net.state_dict().items():
                 torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
 
@@ -186,15 +188,15 @@ def test_pieces_leave_the_ranks_as_ordinary_tensors(ranks_of):
     def gradients() -> list[Tensor]:
         wrapped = FullyShardedDataParallel(Awkward())
         wrapped(batches()[0][0]).sum().backward()
-        found = [p.grad for p in wrapped.parameters() if p.grad is not None]
-        assert all(torch.equal(a, b) for a, b in zip(found, copy.deepcopy(found), strict=True))
+        pieces = [p.grad for p in wrapped.parameters() if p.grad is not None]
+        assert all(torch.equal(a, b) for a, b in zip(pieces, copy.deepcopy(pieces), strict=True))
         if dist.get_world_size() == 1:
-            dist.all_reduce(found[0])  # as between nodes, in hybrid sharding
-        return found
+            dist.all_reduce(pieces[0])  # as between nodes, in hybrid sharding
+        return pieces
 
     for on, k in (("simulated", 1), ("simulated", 2), ("cpu", 1), ("cpu", 2)):
-        for found in ranks_of(on, k).run(gradients):
-            assert sum(float(each.square().sum()) for each in found) > 0
+        for pieces in ranks_of(on, k).run(gradients):
+            assert sum(float(piece.square().sum()) for piece in pieces) > 0
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "flat"])
@@ -237,17 +239,17 @@ def test_parts_are_copied_saved_and_shown_as_parameters(ranks_of, kind):
         net: Any = FullyShardedDataParallel(Awkward()) if kind == "fsdp" else ParallelMLP(4, 6)
         params = list(net.parameters())
         copies, again = copy.deepcopy(params), io.BytesIO()
-        assert all(isinstance(each, nn.Parameter) for each in [*params, *copies])
-        assert [type(each) for each in copies] == [type(each) for each in params]
+        assert all(isinstance(param, nn.Parameter) for param in [*params, *copies])
+        assert [type(param) for param in copies] == [type(param) for param in params]
         torch.save(params, again)
         saved = torch.load(io.BytesIO(again.getvalue()))
-        assert {type(each) for each in saved} == {nn.Parameter}
+        assert {type(param) for param in saved} == {nn.Parameter}
         assert all(torch.equal(a, b) for a, b in zip(params, saved, strict=True))
         assert "[" in repr(copies[0])
         return [whole_norms(copies), saved]
 
     results = ranks_of("cpu", 2).run(handled)
-    squares = [sum(each.square().sum() for each in saved) for _, saved in results]
+    squares = [sum(param.square().sum() for param in saved) for _, saved in results]
     if kind == "fsdp":  # with tensor parallelism, both ranks hold the last bias
         for norms, _ in results:
             torch.testing.assert_close(norms.square().sum(), torch.stack(squares).sum())
@@ -270,8 +272,8 @@ def test_a_moment_of_a_piece_is_a_piece(ranks_of):
             called: nn.Module = FullyShardedDataParallel(net)
             optimizer: Any = Normalised(called.parameters(), {})
         else:
-            called, who = net, cast(Any, kind)
-            optimizer = ShardedOptimizer(net.parameters(), Normalised, gradients=who, defaults={})
+            called, mode = net, cast(Any, kind)
+            optimizer = ShardedOptimizer(net.parameters(), Normalised, gradients=mode, defaults={})
         called(torch.ones(2, 3)).sum().backward()
         optimizer.step()
 

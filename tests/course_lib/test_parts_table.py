@@ -67,9 +67,9 @@ class Trained:
         elif wrapper.endswith("FSDP") and "pipeline" not in self.kinds:
             self.model = FullyShardedDataParallel(net, group=group)
         elif "pipeline" in self.kinds:
-            stages, mine = split_layers(net, 2), self.mesh.coordinates["pipeline"]
+            stages, place = split_layers(net, 2), self.mesh.coordinates["pipeline"]
             if "FSDP" in self.kinds:
-                stages[mine] = FullyShardedDataParallel(stages[mine], group=group)
+                stages[place] = FullyShardedDataParallel(stages[place], group=group)
             group = self.mesh["pipeline"]
             self.model = Pipeline(stages, self.loss, gpipe(2, 2), group=group)
         params = self.model.parameters()
@@ -81,8 +81,8 @@ class Trained:
         apart = self.kinds[-1] in AXES or (self.zero == "averaged" and len(self.kinds) > 1)
         self.sync = average_gradients if apart else lambda *_: None
 
-    def loss(self, scores: Tensor, words: Tensor) -> Tensor:
-        return self.scale * next_word_loss(scores, words)
+    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return self.scale * next_word_loss(scores, targets)
 
     def backward(self, step: int = 0, penalty: Any = lambda _: 0.0) -> None:
         rows = batches(KINDS[CASE.kind])[step]
@@ -109,17 +109,17 @@ def clipped(trained: Trained, clip: Any) -> Any:
     return {"before": total, "after": clip(trained.model.parameters(), 1e9)}
 
 
-def read(trained: Trained, how: str) -> Any:
+def read(trained: Trained, situation: str) -> Any:
     penalty = lambda params: 0.1 * sum(param.norm() for param in params)
-    trained.backward(0, **({"penalty": penalty} if how == "lasso" else {}))
+    trained.backward(0, **({"penalty": penalty} if situation == "lasso" else {}))
     params = list(trained.model.parameters())
-    if how == "weights":
+    if situation == "weights":
         return trained.named([param.detach().norm() for param in params])
-    if how == "gradients":
+    if situation == "gradients":
         return trained.named([param.grad.norm() for param in params])
-    if how == "accumulation":
+    if situation == "accumulation":
         trained.backward(1)
-    if how == "step":
+    if situation == "step":
         trained.optimizer.step()
         return trained.named([param.detach().norm() for param in params])
     return trained.named(gradient_norms(params))
@@ -128,7 +128,7 @@ def read(trained: Trained, how: str) -> Any:
 def scaled(trained: Trained) -> Any:
     """Whether the weights moved, and the scale, if one rank overflows in three steps of six."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
-    seen = []
+    history = []
     for step in range(6):
         trained.optimizer.zero_grad()
         scaler.scale(torch.ones(()))  # a stage without the loss must have a scale, too
@@ -153,8 +153,8 @@ def scaled(trained: Trained) -> Any:
         scaler.update()
         pairs = zip(before, trained.model.parameters(), strict=True)
         moved = any(not torch.equal(a, b) for a, b in pairs)
-        seen += [scaler.get_scale(), float(moved)]
-    return {"scales and moves": torch.tensor(seen)}
+        history += [scaler.get_scale(), float(moved)]
+    return {"scales and moves": torch.tensor(history)}
 
 
 SITUATIONS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
@@ -166,7 +166,7 @@ SITUATIONS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     ),
     "torch's, one by one": (
         clipped,
-        (lambda params, most: clip_of_torch(params, most, foreach=False),),
+        (lambda params, limit: clip_of_torch(params, limit, foreach=False),),
         "local sharded FSDP tensor pipeline expert",
     ),
     "our clip_grad_norm_": (clipped, (clip_grad_norm_,), ""),
@@ -182,8 +182,8 @@ SITUATIONS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
 def on_a_rank(wrapper: str, situation: str) -> dict[str, Tensor]:
     function, arguments, _ = SITUATIONS[situation]
     make, options = (Lamb, {}) if situation == "LAMB" else (torch.optim.SGD, {"lr": 0.1})
-    found = function(Trained(wrapper, make, **options), *arguments)
-    return {name: value.detach() for name, value in found.items()}
+    results = function(Trained(wrapper, make, **options), *arguments)
+    return {name: value.detach() for name, value in results.items()}
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

@@ -29,11 +29,11 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, how: Any, dropout: bool = True) -> None:
+    def __init__(self, run: Any, dropout: bool = True) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.blocks, self.head = nn.ModuleList([Block() for _ in range(3)]), nn.Linear(6, 3)
-        self.how = how
+        self.how = run
         self.double().train(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,27 +47,30 @@ def plainly(function: Any, *inputs: Any) -> Any:
     return function(*inputs)
 
 
-def gradients(how: Any, needs_input: bool) -> list[Tensor]:
-    net = Net(how)
+def gradients(run: Any, needs_input: bool) -> list[Tensor]:
+    net = Net(run)
     torch.manual_seed(7)
     x = torch.randn(5, 6, dtype=torch.float64).requires_grad_(needs_input)
     net(x).square().sum().backward()
-    found = [p.grad for p in net.parameters()] + ([x.grad] if needs_input else [])
-    return [g for g in found if g is not None] + [torch.rand(2)]  # the random numbers after it
+    results = [p.grad for p in net.parameters()] + ([x.grad] if needs_input else [])
+    return [g for g in results if g is not None] + [torch.rand(2)]  # the random numbers after it
 
 
 @pytest.mark.parametrize("needs_input", [True, False])
 def test_gradients_are_those_without_it(needs_input):
-    ours, theirs = gradients(rematerialize, needs_input), gradients(plainly, needs_input)
+    ours, expected_gradients = (
+        gradients(rematerialize, needs_input),
+        gradients(plainly, needs_input),
+    )
     assert len(ours) == 14 + needs_input + 1
-    for gradient, expected in zip(ours, theirs, strict=True):
+    for gradient, expected in zip(ours, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, expected, rtol=0, atol=0)
 
 
 def test_one_more_forward():
-    for how, forwards in ((plainly, 3), (rematerialize, 6)):
+    for run, forwards in ((plainly, 3), (rematerialize, 6)):
         calls[0] = 0
-        Net(how)(torch.randn(100, 6, dtype=torch.float64)).sum().backward()
+        Net(run)(torch.randn(100, 6, dtype=torch.float64)).sum().backward()
         assert calls[0] == forwards
 
 
@@ -88,8 +91,8 @@ def test_inputs_of_segments_and_one_segment_are_kept(segment):
     assert most_kept(in_segments, layers.parameters()) == inputs_and_one_segment
 
 
-def trained(wrapper: str, how: str) -> dict[str, Tensor]:
-    net: Any = Net(rematerialize if how == "again" else plainly, dropout=False)
+def trained(wrapper: str, mode: str) -> dict[str, Tensor]:
+    net: Any = Net(rematerialize if mode == "again" else plainly, dropout=False)
     wrapped: Any = net
     if wrapper == "fully sharded":
         wrapped = FullyShardedDataParallel(net, unit_types=(Block,))
@@ -113,9 +116,9 @@ def trained(wrapper: str, how: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("wrapper", ["fully sharded", "ddp", "sharded gradients"])
 @pytest.mark.parametrize("k", [1, 3])
 def test_inside_what_shards(ranks_of, k, wrapper):
-    expected, found = (
-        ranks_of("simulated", k).run(trained, wrapper, how) for how in ("plain", "again")
+    expected, rematerialized = (
+        ranks_of("simulated", k).run(trained, wrapper, mode) for mode in ("plain", "again")
     )
-    for mine, other in zip(found, expected, strict=True):
+    for state, other in zip(rematerialized, expected, strict=True):
         for name, value in other.items():
-            torch.testing.assert_close(mine[name], value, rtol=1e-11, atol=1e-12)
+            torch.testing.assert_close(state[name], value, rtol=1e-11, atol=1e-12)

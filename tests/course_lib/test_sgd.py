@@ -58,10 +58,10 @@ def test_an_epoch_visits_every_index_once(n, batch_size, seed):
 @given(n=st.integers(0, 60), batch_size=st.integers(1, 70), seed=st.integers(0, 1000))
 def test_drop_last_leaves_out_only_the_short_batch(n, batch_size, seed):
     every = list(minibatches(n, batch_size, generator(seed)))
-    kept = list(minibatches(n, batch_size, generator(seed), drop_last=True))
+    batches = list(minibatches(n, batch_size, generator(seed), drop_last=True))
     full = [batch for batch in every if len(batch) == batch_size]
-    assert len(kept) == n // batch_size == len(full)
-    assert all(torch.equal(a, b) for a, b in zip(kept, full, strict=True))
+    assert len(batches) == n // batch_size == len(full)
+    assert all(torch.equal(a, b) for a, b in zip(batches, full, strict=True))
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(10, 0), (10, -1), (-1, 2)])
@@ -78,16 +78,16 @@ def test_wrong_sizes_are_refused_at_the_call(n, batch_size):
 def test_step_equals_torch_sgd_bit_for_bit(dtype, lr):
     g = generator(1)
     ours = [nn.Parameter(torch.randn(shape, generator=g).to(dtype)) for shape in [(7, 5), (3,), ()]]
-    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
-    optimizer = torch.optim.SGD(theirs, lr=lr)
+    torch_params = [nn.Parameter(p.detach().clone()) for p in ours]
+    optimizer = torch.optim.SGD(torch_params, lr=lr)
     for _ in range(20):
-        for p, q in zip(ours, theirs, strict=True):
+        for p, q in zip(ours, torch_params, strict=True):
             p.grad = torch.randn(p.shape, generator=g).to(dtype)
             q.grad = p.grad.clone()
         before = [p.grad.clone() for p in ours]
         sgd_step(ours, lr)
         optimizer.step()
-        for p, q, grad in zip(ours, theirs, before, strict=True):
+        for p, q, grad in zip(ours, torch_params, before, strict=True):
             assert torch.equal(p, q)
             assert torch.equal(p.grad, grad)  # gradients are left as they were
 

@@ -27,7 +27,7 @@ def total(members: list[int], length: int, dtype: torch.dtype = torch.float32) -
 
 def launch(kind: str, n: int, root: int) -> None:
     """Call PyTorch's collective on a rank, with `n` elements in all."""
-    k, mine = dist.get_world_size(), dist.get_rank() == root
+    k, is_root = dist.get_world_size(), dist.get_rank() == root
     x = torch.ones(n)
     pieces = list(x.chunk(k))
     calls: dict[str, Callable[[], object]] = {
@@ -35,8 +35,8 @@ def launch(kind: str, n: int, root: int) -> None:
         "broadcast": lambda: dist.broadcast(x, root),
         "reduce": lambda: dist.reduce(x, root),
         "all_reduce": lambda: dist.all_reduce(x),
-        "gather": lambda: dist.gather(x, [x.clone() for _ in range(k)] if mine else None, root),
-        "scatter": lambda: dist.scatter(x, [x.clone()] * k if mine else None, root),
+        "gather": lambda: dist.gather(x, [x.clone() for _ in range(k)] if is_root else None, root),
+        "scatter": lambda: dist.scatter(x, [x.clone()] * k if is_root else None, root),
         "all_gather": lambda: dist.all_gather([torch.empty_like(x) for _ in range(k)], x),
         "reduce_scatter": lambda: dist.reduce_scatter(torch.empty_like(pieces[0]), pieces),
         "all_to_all": lambda: dist.all_to_all([torch.empty_like(p) for p in pieces], pieces),

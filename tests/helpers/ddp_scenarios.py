@@ -80,8 +80,8 @@ def one_machine(net: nn.Module) -> list[Tensor]:
 
 def compare(ranks: Ranks, scenario: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:
     """Run with both classes; check that they agree, and the replicas too; return the numbers."""
-    ours, theirs = (ranks.run(scenario, ddp, *args) for ddp in BOTH)
-    for replica, other in zip(ours, theirs, strict=True):
+    ours, torch_replicas = (ranks.run(scenario, ddp, *args) for ddp in BOTH)
+    for replica, other in zip(ours, torch_replicas, strict=True):
         for tensor, expected, first in zip(replica, other, ours[0], strict=True):
             torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
             assert torch.equal(tensor, first)

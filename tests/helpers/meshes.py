@@ -88,20 +88,21 @@ Places = list[tuple[nn.Parameter, int, Tensor]]
 
 
 def places_of(
-    model: nn.Module, whole: nn.Module, build: Callable[[nn.Module], nn.Module]
+    model: nn.Module, original: nn.Module, build: Callable[[nn.Module], nn.Module]
 ) -> Places:
     """Return where the elements of `model` are in the whole model, from which `build` made it.
 
     `whole` is a separate model like that before `build`. Its elements are numbered and then cut as
     the weights were cut, so every piece shows where its elements come from.
     """
-    kept = {id(param): number for number, param in enumerate(whole.parameters())}
+    number_of = {id(param): number for number, param in enumerate(original.parameters())}
     names = {
-        name: kept[id(param)] for name, param in whole.named_parameters(remove_duplicate=False)
+        name: number_of[id(param)]
+        for name, param in original.named_parameters(remove_duplicate=False)
     }
-    for param in whole.parameters():  # exact: float64 counts up to 2^53
+    for param in original.parameters():  # exact: float64 counts up to 2^53
         param.data = torch.arange(param.numel(), dtype=torch.float64).view(param.shape)
-    numbered = build(whole).named_parameters()
+    numbered = build(original).named_parameters()
     return [
         (param, names[_in_whole(name)], numbers.detach().long())
         for param, (name, numbers) in zip(model.parameters(), numbered, strict=True)
@@ -130,7 +131,7 @@ def train_on_mesh(
             clip_grad_norm_(model, case.clip)
         optimizer.step()
         losses += [] if loss is None else [loss.item()]
-    return [(number, where, param.detach()) for param, number, where in places], losses
+    return [(number, positions, param.detach()) for param, number, positions in places], losses
 
 
 def train_alone(case: Case) -> tuple[nn.Module, list[float]]:

@@ -26,13 +26,13 @@ def nbytes(tensor: torch.Tensor) -> int:
 def test_buckets_of_any_tensors(case, cap, first_cap):
     tensors, order = case
     buckets = assign_buckets(tensors, cap / MEGABYTE, first_cap / MEGABYTE, order)
-    when = {index: position for position, index in enumerate(order)}
+    position_of = {index: position for position, index in enumerate(order)}
 
     assert sorted(i for bucket in buckets for i in bucket) == list(range(len(tensors)))
     for bucket in buckets:
         assert len({tensors[i].dtype for i in bucket}) == 1
-        assert [when[i] for i in bucket] == sorted(when[i] for i in bucket)
-    complete = [when[bucket[-1]] for bucket in buckets]
+        assert [position_of[i] for i in bucket] == sorted(position_of[i] for i in bucket)
+    complete = [position_of[bucket[-1]] for bucket in buckets]
     assert complete == sorted(complete)
     for dtype in DTYPES:
         same = [bucket for bucket in buckets if tensors[bucket[0]].dtype == dtype]
@@ -51,8 +51,8 @@ def test_at_the_extremes_buckets_are_pytorch_s(dtypes):
     """Between them they differ: PyTorch closes a bucket after its cap has been passed."""
     tensors = [torch.empty(i + 1, dtype=dtypes[i % len(dtypes)]) for i in range(9)]
     for cap in (0, 1 << 40):
-        theirs, _ = dist._compute_bucket_assignment_by_size(tensors[::-1], [cap])
-        reversed_back = sorted([8 - i for i in bucket] for bucket in theirs)
+        torch_buckets, _ = dist._compute_bucket_assignment_by_size(tensors[::-1], [cap])
+        reversed_back = sorted([8 - i for i in bucket] for bucket in torch_buckets)
         assert sorted(assign_buckets(tensors, cap / MEGABYTE, cap / MEGABYTE)) == reversed_back
 
 

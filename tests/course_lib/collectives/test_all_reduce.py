@@ -35,10 +35,10 @@ def all_lengths_and_dtypes() -> list[torch.Tensor]:
 @pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_all_reduce_gives_everyone_the_sum(ranks_of, on, k):
     expected = [total(list(range(k)), length, dtype) for length, dtype in CASES]
-    named = [(name, *case) for name in ALL_REDUCES for case in zip(CASES, expected, strict=True)]
+    cases = [(name, *case) for name in ALL_REDUCES for case in zip(CASES, expected, strict=True)]
     for replica in ranks_of(on, k).run(all_lengths_and_dtypes):
-        for result, (name, case, wanted) in zip(replica, named, strict=True):
-            assert torch.equal(result, wanted), (name, case)
+        for result, (name, case, right) in zip(replica, cases, strict=True):
+            assert torch.equal(result, right), (name, case)
 
 
 @settings(max_examples=40)
@@ -66,10 +66,10 @@ def random_numbers() -> list[torch.Tensor]:
 def test_ranks_agree_bit_for_bit(ranks_of, on, k):
     replicas = ranks_of(on, k).run(random_numbers)
     summands = [torch.randn(1001, generator=torch.Generator().manual_seed(r)) for r in range(k)]
-    in_order, exact = sum(summands), sum(each.double() for each in summands)
-    for name, first, *others in zip(ALL_REDUCES, *replicas, strict=True):
+    in_order, exact = sum(summands), sum(summand.double() for summand in summands)
+    for name, first, *copies in zip(ALL_REDUCES, *replicas, strict=True):
         torch.testing.assert_close(first.double(), exact, rtol=1e-5, atol=1e-5)
-        assert all(torch.equal(first, other) for other in others), name
+        assert all(torch.equal(first, other) for other in copies), name
         if name in ("direct_all_reduce", "one_shot_all_reduce"):
             assert torch.equal(first, in_order), name
 
@@ -87,11 +87,11 @@ def test_a_ring_sends_the_least_that_is_possible(ranks_of, on, k, length):
     ranks = ranks_of(on, k)
     ranks.run(one_all_reduce, "ring_all_reduce", length)
     for rank in range(k):
-        own, next_one = (
+        own_length, next_one = (
             stop - start
             for start, stop in (shard_bounds(length, k, r % k) for r in (rank, rank + 1))
         )
-        assert ranks.trace.bytes_sent(rank) == 4 * (2 * length - own - next_one)
+        assert ranks.trace.bytes_sent(rank) == 4 * (2 * length - own_length - next_one)
         assert ranks.trace.peers(rank) == {(rank + 1) % k, (rank - 1) % k}
         assert set(ranks.trace.calls(rank)) == {"send", "recv"}
         if length % k == 0:

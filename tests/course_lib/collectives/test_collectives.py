@@ -30,6 +30,7 @@ def inside_groups(members: list[int]) -> dict[str, Any] | str:
         results[name] = values(rank, 17)
         getattr(collectives, name)(results[name], members[-1], group)
     results["reduce_scatter"] = collectives.reduce_scatter(values(rank, 17), group)
+    results["rotate"] = collectives.rotate(values(rank, 17), group)
     try:
         collectives.broadcast(torch.ones(1), min({0, 1, 2, 3} - set(members)), group)
     except ValueError as error:
@@ -51,6 +52,8 @@ def test_groups_translate_ranks(ranks_of, on, members):
             assert torch.equal(results[name], values(members[-1], 17)), name
         start, stop = shard_bounds(17, len(members), members.index(rank))
         assert torch.equal(results["reduce_scatter"], total(members, 17)[start:stop])
+        before = members[members.index(rank) - 1]
+        assert torch.equal(results["rotate"], values(before, 17))
         assert "is not a member of this group" in results["error"]
         if rank == members[-1]:
             assert torch.equal(results["reduce"], total(members, 17))
@@ -98,9 +101,9 @@ def refused() -> list[str]:
         with pytest.raises(ValueError) as error:
             call()
         messages.append(str(error.value))
-    with pytest.raises(TypeError) as wrong:
+    with pytest.raises(TypeError) as type_error:
         collectives.ring_all_reduce(torch.ones(3).to_sparse())
-    return [*messages, str(wrong.value)]
+    return [*messages, str(type_error.value)]
 
 
 def test_mistakes_are_named(ranks_of):
@@ -127,7 +130,7 @@ def conjugates(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("name", ALL_REDUCES)
 @pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
 def test_conjugates_are_summed_as_what_they_mean(ranks_of, on, k, name):
-    real, imag = (sum(values(r + more, 7).double() for r in range(k)) for more in (0, 9))
+    real, imag = (sum(values(r + offset, 7).double() for r in range(k)) for offset in (0, 9))
     for conjugate, negative in ranks_of(on, k).run(conjugates, name):
         assert torch.equal(conjugate, torch.complex(real, -imag))
         assert torch.equal(negative, -imag)

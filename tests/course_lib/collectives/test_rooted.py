@@ -24,8 +24,8 @@ def every_root(*names: str) -> list[torch.Tensor]:
 def test_broadcast_copies_the_root_s(ranks_of, on, k):
     expected = [values(root, length) for length in LENGTHS for root in range(k)]
     for replica in ranks_of(on, k).run(every_root, *BROADCASTS):
-        for result, wanted in zip(replica, expected * len(BROADCASTS), strict=True):
-            assert torch.equal(result, wanted)
+        for result, right in zip(replica, expected * len(BROADCASTS), strict=True):
+            assert torch.equal(result, right)
 
 
 @pytest.mark.parametrize(("on", "k"), WORLDS)

@@ -37,9 +37,9 @@ def steps(make: Callable[[], Compressor], dtype: torch.dtype = torch.float32) ->
     results = []
     for length in LENGTHS:
         for step in range(STEPS):
-            mine = gradient(dist.get_rank(), length, step).to(dtype)
-            compressed_all_reduce(mine, compressor, key=length, all_reduce=ring_all_reduce)
-            results.append(mine)
+            tensor = gradient(dist.get_rank(), length, step).to(dtype)
+            compressed_all_reduce(tensor, compressor, key=length, all_reduce=ring_all_reduce)
+            results.append(tensor)
     return [results]
 
 
@@ -54,8 +54,8 @@ def in_one_process(make: Callable[[], Compressor], k: int) -> list[Tensor]:
             parts = []
             for owner in range(k):
                 total = torch.zeros(shard(gradients[0], k, owner).numel())
-                for sender, mine in zip(senders, gradients, strict=True):
-                    payload = sender.encode(shard(mine, k, owner), owner)
+                for sender, own_gradient in zip(senders, gradients, strict=True):
+                    payload = sender.encode(shard(own_gradient, k, owner), owner)
                     total += sender.decode(payload)
                 parts.append(summers[owner].decode(summers[owner].encode(total)))
             results.append(torch.cat(parts))
@@ -75,13 +75,13 @@ def test_the_bits_of_one_process(ranks_of, on: str, k: int, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(LINEAR))
 def test_a_linear_compressor_compresses_the_sum(ranks_of, on: str, k: int, name: str) -> None:
     """As one process would that had the sum of the gradients, residuals included."""
-    whole = ErrorFeedback(EVERY[name]())
+    compressor = ErrorFeedback(EVERY[name]())
     expected = []
     for length in LENGTHS:
         for step in range(STEPS):
             total = sum((gradient(rank, length, step) for rank in range(k)), torch.zeros(length))
-            expected.append(whole.decode(whole.encode(total, length)))
-    results = [each for (each,) in ranks_of(on, k).run(steps, EVERY[name])]
+            expected.append(compressor.decode(compressor.encode(total, length)))
+    results = [tensors for (tensors,) in ranks_of(on, k).run(steps, EVERY[name])]
     for rank in range(k):
         for result, want, same in zip(results[rank], expected, results[0], strict=True):
             torch.testing.assert_close(result, want, rtol=1e-3, atol=1e-4)
@@ -89,9 +89,9 @@ def test_a_linear_compressor_compresses_the_sum(ranks_of, on: str, k: int, name:
 
 
 def one_step(name: str, length: int) -> Tensor:
-    mine = gradient(dist.get_rank(), length, 0)
-    compressed_all_reduce(mine, EVERY[name]())
-    return mine
+    tensor = gradient(dist.get_rank(), length, 0)
+    compressed_all_reduce(tensor, EVERY[name]())
+    return tensor
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -112,7 +112,7 @@ def test_the_network_carries_what_the_formula_says(ranks_of, k: int, name: str) 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["top-k", "one bit", "uniform, nearest", "PowerSGD"])
 def test_other_dtypes(ranks_of, dtype: torch.dtype, name: str) -> None:
-    results = [each for (each,) in ranks_of("cpu", 3).run(steps, PLAIN[name], dtype)]
+    results = [replica for (replica,) in ranks_of("cpu", 3).run(steps, PLAIN[name], dtype)]
     for tensors in zip(*results, strict=True):
         assert all(tensor.dtype == dtype and torch.equal(tensor, tensors[0]) for tensor in tensors)
 
@@ -120,9 +120,9 @@ def test_other_dtypes(ranks_of, dtype: torch.dtype, name: str) -> None:
 def in_groups() -> tuple[Tensor, Tensor]:
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 3]), dist.new_group([1, 2])]
-    mine = gradient(rank, 50, 0).view(5, 10).T  # not contiguous
-    compressed_all_reduce(mine, Uniform8Bit(), pairs[rank in (1, 2)])
-    return mine, gradient(rank, 50, 0)
+    tensor = gradient(rank, 50, 0).view(5, 10).T  # not contiguous
+    compressed_all_reduce(tensor, Uniform8Bit(), pairs[rank in (1, 2)])
+    return tensor, gradient(rank, 50, 0)
 
 
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
@@ -137,18 +137,18 @@ def test_in_a_group_and_with_strides(ranks_of, on: str) -> None:
 
 def one_overflow(name: str, bad: float) -> tuple[list[Tensor], list[Tensor], list[str]]:
     """Return the results of five steps, residuals after the second, in which rank 1 overflows."""
-    compressor, results, kept = ErrorFeedback(EVERY[name]()), [], []
+    compressor, results, residuals = ErrorFeedback(EVERY[name]()), [], []
     with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")
         for step in range(5):
-            mine = gradient(dist.get_rank(), 1000, step)
+            tensor = gradient(dist.get_rank(), 1000, step)
             if step == 1 and dist.get_rank() == dist.get_world_size() - 1:
-                mine[123] = bad
-            compressed_all_reduce(mine, compressor, key="w")
-            results.append(mine)
+                tensor[123] = bad
+            compressed_all_reduce(tensor, compressor, key="w")
+            results.append(tensor)
             if step == 1:
-                kept = [residual.clone() for residual in compressor.residuals.values()]
-    return results, kept, [str(notice.message) for notice in notices]
+                residuals = [residual.clone() for residual in compressor.residuals.values()]
+    return results, residuals, [str(notice.message) for notice in notices]
 
 
 @pytest.mark.parametrize(("on", "k"), [("simulated", 1), ("simulated", 4), ("cpu", 3)])
@@ -156,10 +156,10 @@ def one_overflow(name: str, bad: float) -> tuple[list[Tensor], list[Tensor], lis
 @pytest.mark.parametrize("name", sorted(EVERY))
 def test_an_overflow_is_in_one_step_alone(ranks_of, on: str, k: int, bad: float, name: str) -> None:
     everyone = ranks_of(on, k).run(one_overflow, name, bad)
-    for rank, (results, kept, notices) in enumerate(everyone):
+    for rank, (results, residuals, notices) in enumerate(everyone):
         finite = [bool(result.isfinite().all()) for result in results]
         assert finite == [True, False, True, True, True]
-        assert kept and not any(residual.any() for residual in kept)  # on all ranks alike
+        assert residuals and not any(residual.any() for residual in residuals)  # on all ranks alike
         torch.testing.assert_close(results, everyone[0][0], rtol=0, atol=0, equal_nan=True)
         if on == "cpu":  # threads share their warnings
             (notice,) = notices

@@ -48,8 +48,8 @@ def test_ours_and_pytorch_with_all_of_the_gradient(ranks_of, on: str, k: int) ->
             got = ranks.run(train_compressed, ddp, make)[0]
             torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-4)
         for make in (lambda: ErrorFeedback(OneBit()), lambda: ErrorFeedback(PowerSGD(1))):
-            first, *others = ranks.run(train_compressed, ddp, make)
-            for other in others:
+            first, *replicas = ranks.run(train_compressed, ddp, make)
+            for other in replicas:
                 torch.testing.assert_close(other, first, rtol=0, atol=0)
 
 

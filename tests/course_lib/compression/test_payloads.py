@@ -86,11 +86,11 @@ def test_what_is_no_gradient_is_refused(name: str) -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    for wrong in (0, -0.1, 1.5, math.nan):
+    for density in (0, -0.1, 1.5, math.nan):
         with pytest.raises(ValueError, match="density"):
-            TopK(wrong)
+            TopK(density)
         with pytest.raises(ValueError, match="density"):
-            RandomK(wrong)
+            RandomK(density)
     with pytest.raises(ValueError, match="levels"):
         QSGD(128)
     with pytest.raises(ValueError, match="rank"):

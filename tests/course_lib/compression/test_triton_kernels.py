@@ -114,14 +114,14 @@ def test_wire_and_result_are_those_of_plain_pytorch(
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_residuals_stay_the_same_over_steps(kernels: ModuleType, codec: str, length: int) -> None:
-    def three_steps(which: ModuleType | None) -> list[Tensor]:
+    def three_steps(module: ModuleType | None) -> list[Tensor]:
         compressor = ErrorFeedback(CODECS[codec]())
-        found = []
-        with Fused(which):
+        results = []
+        with Fused(module):
             for step in range(3):
-                found.append(compressor.encode(drawn(length, torch.float32, step)).wire)
-                found.append(compressor.residuals[None].clone())
-        return found
+                results.append(compressor.encode(drawn(length, torch.float32, step)).wire)
+                results.append(compressor.residuals[None].clone())
+        return results
 
     for a, b in zip(three_steps(kernels), three_steps(None), strict=True):
         assert same_bits(a, b)
@@ -133,10 +133,10 @@ def test_sums_of_decoded_wires_are_the_same(kernels: ModuleType, codec: str, len
     """From a wire that begins anywhere in memory, too."""
     payloads = [CODECS[codec]().encode(drawn(length, torch.float32, seed)) for seed in range(3)]
 
-    def total(which: ModuleType | None) -> Tensor:
+    def total(module: ModuleType | None) -> Tensor:
         compressor: Compressor = CODECS[codec]()
         out = torch.full((length,), 0.1)
-        with Fused(which):
+        with Fused(module):
             for payload in payloads:
                 shifted = torch.cat([payload.wire.new_zeros(3), payload.wire])[3:]
                 moved = Payload(shifted, payload.shape, payload.dtype)

@@ -52,10 +52,12 @@ def ignoring(by: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_ignored_names_stay_each_rank_s_own(ranks_of, on, k, by):
     replicas = ranks_of(on, k).run(ignoring, by)
-    own = {name for name in replicas[0] if not torch.equal(replicas[0][name], replicas[1][name])}
+    differing = {
+        name for name in replicas[0] if not torch.equal(replicas[0][name], replicas[1][name])
+    }
     expected = {"seen", "layer.bias", "grad of layer.bias"}
     statistics = {name for name in replicas[0] if name.startswith("norm.running")}
-    assert own - statistics == expected
+    assert differing - statistics == expected
     assert "grad of tied" in replicas[0] or "grad of layer.weight" in replicas[0]
 
 
@@ -80,10 +82,10 @@ def ending_early(ddp: type, counts: list[int]) -> tuple[int, str]:
 @pytest.mark.parametrize("counts", [[2, 4, 2], [3, 3], [5, 1]])
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_the_first_rank_that_is_done_may_end_it_for_all(ranks_of, on, counts):
-    ours, theirs = (
-        ranks_of(where, len(counts)).run(ending_early, ddp, counts)
-        for where, ddp in zip((on, "cpu"), BOTH, strict=True)
+    ours, torch_results = (
+        ranks_of(carrier, len(counts)).run(ending_early, ddp, counts)
+        for carrier, ddp in zip((on, "cpu"), BOTH, strict=True)
     )
-    for (steps, said), (their_steps, they_said) in zip(ours, theirs, strict=True):
+    for (steps, message), (their_steps, they_said) in zip(ours, torch_results, strict=True):
         assert steps == their_steps
-        assert said.startswith(they_said.rstrip("."))
+        assert message.startswith(they_said.rstrip("."))

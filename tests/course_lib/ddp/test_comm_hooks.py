@@ -33,14 +33,14 @@ def doubling_hook(state: dict[str, int], bucket: dist.GradBucket) -> torch.futur
     assert [g.shape for g in bucket.gradients()] == [p.shape for p in bucket.parameters()]
     state["last"] = bucket.index() if bucket.is_last() else -1
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return future.then(lambda done: 2 * done.value()[0] / dist.get_world_size())
+    return future.then(lambda future: 2 * future.value()[0] / dist.get_world_size())
 
 
-def train_hooked(ddp: type, which: str) -> list[Tensor]:
+def train_hooked(ddp: type, hook: str) -> list[Tensor]:
     net = mlp(seed=dist.get_rank())
     wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
     state: dict[str, int] = {}
-    if which == "own":
+    if hook == "own":
         wrapped.register_comm_hook(state, doubling_hook)
     else:
         wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
@@ -49,15 +49,15 @@ def train_hooked(ddp: type, which: str) -> list[Tensor]:
         optimizer.zero_grad()
         mse_loss(wrapped(x), y).backward()
         optimizer.step()
-    if which == "own" and ddp is DistributedDataParallel:
+    if hook == "own" and ddp is DistributedDataParallel:
         assert state["buckets"] >= 2 * STEPS and state["last"] >= 1
     return state_of(net)
 
 
-@pytest.mark.parametrize("which", ["allreduce_hook", "own"])
+@pytest.mark.parametrize("hook", ["allreduce_hook", "own"])
 @pytest.mark.parametrize(("on", "k"), FEW)
-def test_comm_hooks_written_for_pytorch(ranks_of, on, k, which):
-    compare(ranks_of(on, k), train_hooked, which)
+def test_comm_hooks_written_for_pytorch(ranks_of, on, k, hook):
+    compare(ranks_of(on, k), train_hooked, hook)
 
 
 def train_with_constructor_hook(pair: bool) -> list[Tensor]:

@@ -21,11 +21,11 @@ from tests.helpers.ddp_scenarios import (
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
-def train_a_copy(ddp: type, how: str) -> list[Tensor]:
+def train_a_copy(ddp: type, method: str) -> list[Tensor]:
     original = ddp(mlp(seed=dist.get_rank()), bucket_cap_mb=SMALL_CAP)
     shards = own_shards()
     mse_loss(original(shards[0][0]), shards[0][1]).backward()
-    if how == "deepcopy":
+    if method == "deepcopy":
         copied = copy.deepcopy(original)
     else:
         file = io.BytesIO()
@@ -40,7 +40,7 @@ def train_a_copy(ddp: type, how: str) -> list[Tensor]:
 
 
 @ignore_torch_warnings
-@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+@pytest.mark.parametrize("method", ["deepcopy", "pickle"])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_a_copy_is_synchronised_as_well(ranks_of, k, how):
-    compare(ranks_of("cpu", k), train_a_copy, how)
+def test_a_copy_is_synchronised_as_well(ranks_of, k, method):
+    compare(ranks_of("cpu", k), train_a_copy, method)

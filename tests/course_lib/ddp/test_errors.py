@@ -23,47 +23,47 @@ def _without_statistics(norm: nn.Module) -> None:
     norm.running_mean = norm.running_mean.to("meta")
 
 
-def mistake(which: str) -> None:
-    if which in UNMADE:
-        DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), UNMADE[which]()))
+def mistake(case: str) -> None:
+    if case in UNMADE:
+        DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), UNMADE[case]()))
     net = mlp()
     x = torch.ones(2, 6).double()
-    if which == "nothing to train":
+    if case == "nothing to train":
         DistributedDataParallel(net.requires_grad_(False))
-    elif which == "not a member":
+    elif case == "not a member":
         group = dist.new_group([0, 1])
         if dist.get_rank() == 2:
             DistributedDataParallel(net, group=group)
-    elif which == "sparse":
+    elif case == "sparse":
         embedding = nn.Embedding(3, 2, sparse=True)
         wrapped = DistributedDataParallel(embedding)
         wrapped(torch.tensor([1])).sum().backward()
     wrapped = DistributedDataParallel(net)
-    if which == "second backward":
+    if case == "second backward":
         loss = wrapped(x).sum()
         loss.backward(retain_graph=True)
         loss.backward()
-    elif which == "the module itself":
+    elif case == "the module itself":
         wrapped(x).sum().backward()
         wrapped.module(x).sum().backward()
-    elif which == "converted before backward":
+    elif case == "converted before backward":
         loss = wrapped(x).sum()
         net[4].weight.data = net[4].weight.t().contiguous().t()
         loss.backward()
-    elif which == "a newer wrapper":
+    elif case == "a newer wrapper":
         DistributedDataParallel(net)
         wrapped(x)
-    elif which == "wrapped inside":
+    elif case == "wrapped inside":
         DistributedDataParallel(nn.Sequential(wrapped, nn.Linear(3, 2)))
-    elif which == "two hooks":
+    elif case == "two hooks":
         wrapped.register_comm_hook(None, all_reduce_hook)
         wrapped.register_comm_hook(None, all_reduce_hook)
-    elif which.startswith("a backward that failed"):
+    elif case.startswith("a backward that failed"):
         output = wrapped(x)
         net[0].weight.register_hook(_fail)
         with contextlib.suppress(KeyError):
             output.sum().backward()
-        with wrapped.no_sync() if "no_sync" in which else contextlib.nullcontext():
+        with wrapped.no_sync() if "no_sync" in case else contextlib.nullcontext():
             wrapped(x)
 
 
@@ -72,7 +72,7 @@ def _fail(_: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "message"),
+    ("case", "message"),
     [
         ("nothing to train", "no parameter of this module needs a gradient"),
         ("lazy", r"rank \d: '1\.0\.weight' has no numbers yet"),
@@ -94,6 +94,6 @@ def _fail(_: Tensor) -> None:
         ("a backward that failed, no_sync", r"rank \d: the last backward\(\) did not end"),
     ],
 )
-def test_mistakes_are_named(ranks_of, which, message):
+def test_mistakes_are_named(ranks_of, case, message):
     with pytest.raises(RankError, match=message):
-        ranks_of("simulated", 3).run(mistake, which)
+        ranks_of("simulated", 3).run(mistake, case)

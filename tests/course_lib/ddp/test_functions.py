@@ -19,7 +19,7 @@ Rows = list[list[Tensor]]
 def drawn(k: int, batches: int) -> Rows:
     g = torch.Generator().manual_seed(k)
     rows = [[torch.randn(3 + b, 4, generator=g) for b in range(batches)] for _ in range(k)]
-    return [[each.double() for each in own] for own in rows]
+    return [[x.double() for x in xs] for xs in rows]
 
 
 class Odd(nn.Module):
@@ -39,8 +39,8 @@ class Odd(nn.Module):
 
 def in_one_process(rows: Rows, skips: int = -1) -> list[Tensor]:
     model = Odd()
-    for rank, own in enumerate(rows):
-        for x in own:
+    for rank, xs in enumerate(rows):
+        for x in xs:
             model(x, skips=rank == skips).backward()
     params = [param for param in model.parameters() if param.requires_grad]
     sums = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]

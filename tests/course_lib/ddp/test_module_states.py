@@ -19,7 +19,7 @@ def train_batch_norm(ddp: type, broadcast_buffers: bool) -> list[Tensor]:
         net[1].running_mean.fill_(dist.get_rank())
     wrapped = ddp(net, broadcast_buffers=broadcast_buffers)
     optimizer = sgd(net)
-    seen = []
+    outputs = []
     for step, (x, y) in enumerate(own_shards()):
         optimizer.zero_grad()
         mse_loss(wrapped(x), y).backward()
@@ -27,18 +27,20 @@ def train_batch_norm(ddp: type, broadcast_buffers: bool) -> list[Tensor]:
         if step == 2:
             wrapped.eval()
             with torch.no_grad():
-                seen.append(wrapped(torch.ones(2, 6).double()))
-                seen.append(wrapped(x.sum() * torch.ones(2, 6).double()))
+                outputs.append(wrapped(torch.ones(2, 6).double()))
+                outputs.append(wrapped(x.sum() * torch.ones(2, 6).double()))
             wrapped.train()
-    return [*seen, *state_of(net)]
+    return [*outputs, *state_of(net)]
 
 
 @ignore_torch_warnings
 @pytest.mark.parametrize("broadcast_buffers", [True, False])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_buffers_are_the_first_rank_s(ranks_of, on, k, broadcast_buffers):
-    ours, theirs = (ranks_of(on, k).run(train_batch_norm, ddp, broadcast_buffers) for ddp in BOTH)
-    for replica, other in zip(ours, theirs, strict=True):
+    ours, torch_replicas = (
+        ranks_of(on, k).run(train_batch_norm, ddp, broadcast_buffers) for ddp in BOTH
+    )
+    for replica, other in zip(ours, torch_replicas, strict=True):
         for tensor, expected in zip(replica, other, strict=True):
             torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
     after_a_broadcast = [replica[0] for replica in ours]

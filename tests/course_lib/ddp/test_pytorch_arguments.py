@@ -38,8 +38,8 @@ def train_with(ddp: type, options: dict[str, Any]) -> list[Tensor]:
 )
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_the_same_arguments_give_pytorch_s_numbers(ranks_of, on, k, options):
-    there = names(TorchDDP.__init__)  # in this version of PyTorch
-    compare(ranks_of(on, k), train_with, {n: v for n, v in options.items() if n in there})
+    torch_names = names(TorchDDP.__init__)  # in this version of PyTorch
+    compare(ranks_of(on, k), train_with, {n: v for n, v in options.items() if n in torch_names})
 
 
 # --- refused --------------------------------------------------------------------------------------
@@ -88,10 +88,10 @@ def names(function: Any) -> set[str]:
 def test_the_table_has_all_arguments_of_both():
     """And says of none that it is accepted which is refused, or the other way round."""
     rows = table("Arguments of the constructor")
-    theirs, ours = names(TorchDDP.__init__), names(DistributedDataParallel.__init__)
-    known = ACCEPTED.keys() | REFUSED.keys()  # other versions of PyTorch have fewer
-    assert theirs - ours <= known
-    assert rows.keys() == ours | known
+    torch_names, ours = names(TorchDDP.__init__), names(DistributedDataParallel.__init__)
+    translated = ACCEPTED.keys() | REFUSED.keys()  # other versions of PyTorch have fewer
+    assert torch_names - ours <= translated
+    assert rows.keys() == ours | translated
     for name, verdict in rows.items():
         assert (verdict == "not there") == (name in REFUSED), name
-        assert (verdict == "ours only") == (name not in theirs | known), name
+        assert (verdict == "ours only") == (name not in torch_names | translated), name

@@ -70,14 +70,14 @@ def test_the_ladder_on_a_slow_network(k, speed):
         first_launch[strategy] = min(t for t in launches if t >= start)
         before_the_end = first_launch[strategy] < computed - 1e-12
         assert before_the_end == strategy.startswith("ddp"), strategy
-    one = cost_model.ring_all_reduce_time(nbytes, k, network)
+    layer_time = cost_model.ring_all_reduce_time(nbytes, k, network)
     every = cost_model.ring_all_reduce_time(LAYERS * nbytes, k, network)
     ready = [(i + 1) * layer for i in range(LAYERS - 1)] + [backward]
     in_pairs = overlapped(ready[1::2], cost_model.ring_all_reduce_time(2 * nbytes, k, network))
     expected = {
-        "per parameter": backward + LAYERS * one,
+        "per parameter": backward + LAYERS * layer_time,
         "flat": backward + every,
-        "ddp": overlapped(ready, one),
+        "ddp": overlapped(ready, layer_time),
         "ddp, two layers per bucket": in_pairs,
     }
     for strategy, time in times.items():
@@ -86,8 +86,8 @@ def test_the_ladder_on_a_slow_network(k, speed):
     assert times["per parameter"] > times["flat"] > best
 
 
-def overlapped(ready: list[float], each: float) -> float:
+def overlapped(ready: list[float], duration: float) -> float:
     end = 0.0
     for time in ready:
-        end = max(end, time) + each
+        end = max(end, time) + duration
     return end

@@ -54,7 +54,7 @@ def test_training_equals_one_process(ranks_of, k):
         losses = script.train(model, F.mse_loss, x, y, 0.1, 2, 2, iter([0, 3]), 1)
         return weights_of(model), losses
 
-    alone, wanted = mlp(seed=0), []
+    alone, expected = mlp(seed=0), []
     for epoch in (0, 3):
         samplers = [DistributedSampler(range(ROWS), k, rank, seed=1) for rank in range(k)]
         for sampler in samplers:
@@ -62,10 +62,10 @@ def test_training_equals_one_process(ranks_of, k):
         shards = [list(sampler) for sampler in samplers]
         for start in range(0, len(shards[0]), 4):
             window = [row for shard in shards for row in shard[start : start + 4]]
-            wanted.append(stepped(alone, F.mse_loss(alone(x[window]), y[window]), 0.1))
+            expected.append(stepped(alone, F.mse_loss(alone(x[window]), y[window]), 0.1))
     for weights, losses in ranks_of("simulated", k).run(run):
         torch.testing.assert_close(weights, weights_of(alone), **CLOSE)
-        assert losses == pytest.approx(wanted, rel=1e-10)
+        assert losses == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("count", (ROWS, 2))
@@ -75,14 +75,14 @@ def test_an_evaluation_counts_each_row_once(ranks_of, k, count):
     y = scores.argmax(1)
     model = mlp()
     model.eval()
-    wanted = F.cross_entropy(model(x), y).item(), (model(x).argmax(1) == y).double().mean().item()
+    expected = F.cross_entropy(model(x), y).item(), (model(x).argmax(1) == y).double().mean().item()
 
     def run() -> tuple[tuple[float, float], bool]:
         replica = mlp()
         return script.evaluate(replica, F.cross_entropy, x, y, 3), replica.training
 
     for result, training in ranks_of("simulated", k).run(run):
-        assert result == pytest.approx(wanted, rel=1e-10)
+        assert result == pytest.approx(expected, rel=1e-10)
         assert training
 
 
@@ -117,13 +117,13 @@ def test_a_run_goes_on_with_the_state_that_it_saved(ranks_of, k):
 @pytest.mark.parametrize("k", WORLDS)
 def test_a_mean_over_tokens_is_clipped_once(ranks_of, k, trained):
     def tokens_of(rank: int) -> list[tuple[Tensor, Tensor]]:
-        made = []
+        pairs = []
         for n in range(rank + 1):  # rank r has r + 1 micro-batches; the last rank has no labels
             x = rows(10 * rank + n, count=4 + n)[0] * (30 if trained > 2 else 0.1)
             labels = torch.zeros(len(x), dtype=torch.int64)
             labels[:: 1 if rank == k - 1 and k > 1 else 3] = script.UNLABELLED
-            made.append((x, labels))
-        return made
+            pairs.append((x, labels))
+        return pairs
 
     def partly_frozen() -> nn.Module:
         net = mlp()
@@ -139,12 +139,12 @@ def test_a_mean_over_tokens_is_clipped_once(ranks_of, k, trained):
     pairs = [pair for rank in range(k) for pair in tokens_of(rank)]
     x, y = (torch.cat(column) for column in zip(*pairs, strict=True))
     alone = partly_frozen()
-    wanted = F.cross_entropy(alone(x), y)
-    wanted.backward()
+    expected = F.cross_entropy(alone(x), y)
+    expected.backward()
     norm = nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
     assert (float(norm) > 1) == (trained > 2)
     for loss, gradients in ranks_of("simulated", k).run(run):
-        assert loss == pytest.approx(wanted.item(), rel=1e-10)
+        assert loss == pytest.approx(expected.item(), rel=1e-10)
         torch.testing.assert_close(gradients, [p.grad for p in alone.parameters()], **CLOSE)
 
 
@@ -153,10 +153,10 @@ def test_scripts_train_as_one_process(ranks_of, k):
     batches = [[rows(10 * rank + step, count=4) for step in range(3)] for rank in range(k)]
 
     def run() -> tuple[list[Tensor], list[Tensor], Tensor]:
-        own, plain = batches[dist.get_rank()], mlp()
-        script.train_on_batches(plain, F.mse_loss, iter(own), 0.1)
+        own_batches, plain = batches[dist.get_rank()], mlp()
+        script.train_on_batches(plain, F.mse_loss, iter(own_batches), 0.1)
         model = nn.Sequential(nn.BatchNorm1d(6), mlp()).double()
-        predicted = script.train_and_predict(model, F.mse_loss, iter(own), rows(99)[0], 0.1)
+        predicted = script.train_and_predict(model, F.mse_loss, iter(own_batches), rows(99)[0], 0.1)
         assert model.training
         torch.testing.assert_close(predicted, model.eval()(rows(99)[0]))
         return weights_of(plain), [*weights_of(model), *model.buffers()], predicted

@@ -70,7 +70,7 @@ def test_those_of_pytorch_s_tests_that_are_to_pass(tmp_path):
     command = [sys.executable, "-m", "tests.helpers.pytorch_ddp_tests", "--json", tmp_path / "out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
-    found = json.loads((tmp_path / "out").read_text())
+    outcomes = json.loads((tmp_path / "out").read_text())
     # torch.compile does not quote the folder of torch for the linker: with a space in it, it fails.
-    wanted = [name for name in PASSED if "compile" not in name or " " not in torch.__file__]
-    assert not {name: found[name] for name in wanted if found[name] != "passed"}
+    names = [name for name in PASSED if "compile" not in name or " " not in torch.__file__]
+    assert not {name: outcomes[name] for name in names if outcomes[name] != "passed"}

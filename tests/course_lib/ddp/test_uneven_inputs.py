@@ -48,11 +48,11 @@ COUNTS = [
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize(("on", "counts"), COUNTS)
 def test_ranks_with_different_numbers_of_batches(ranks_of, on, counts, by_initial, micro):
-    ours, theirs = (
-        ranks_of(where, len(counts)).run(train_uneven, ddp, counts, by_initial, micro)
-        for where, ddp in zip((on, "cpu"), BOTH, strict=True)
+    ours, torch_replicas = (
+        ranks_of(carrier, len(counts)).run(train_uneven, ddp, counts, by_initial, micro)
+        for carrier, ddp in zip((on, "cpu"), BOTH, strict=True)
     )
-    for replica, other in zip(ours, theirs, strict=True):
+    for replica, other in zip(ours, torch_replicas, strict=True):
         for number, (tensor, expected) in enumerate(zip(replica, other, strict=True)):
             is_buffer = 6 <= number < len(replica) - 1  # each rank's own, after its last forward
             assert is_buffer or torch.equal(tensor, ours[0][number])

@@ -68,8 +68,8 @@ def leave_one_out() -> None:
 
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_an_unused_parameter_is_an_error(ranks_of, on, k):
-    named = r"rank \d: .* no gradient to 'branches\.1\.weight', 'branches\.1\.bias'"
-    with pytest.raises(RankError, match=named):
+    message = r"rank \d: .* no gradient to 'branches\.1\.weight', 'branches\.1\.bias'"
+    with pytest.raises(RankError, match=message):
         ranks_of(on, k).run(leave_one_out)
 
 

@@ -14,15 +14,15 @@ def check(results, case):
     """Every piece on every rank is that of one process, and together they are all of it."""
     model, losses = train_alone(case)
     expected = [param.detach() for param in model.parameters()]
-    seen = [torch.zeros(param.numel(), dtype=torch.bool) for param in expected]
+    covered = [torch.zeros(param.numel(), dtype=torch.bool) for param in expected]
     for pieces, _ in results:
-        for number, where, value in pieces:
-            whole = expected[number].view(-1)[where]
-            torch.testing.assert_close(value, whole, rtol=1e-9, atol=1e-11, msg=f"{number}")
-            seen[number][where.flatten()] = True
-    assert all(each.all() for each in seen)
-    known = [each for _, each in results if each]
-    means = [sum(step) / len(step) for step in zip(*known, strict=True)]
+        for number, places, value in pieces:
+            right = expected[number].view(-1)[places]
+            torch.testing.assert_close(value, right, rtol=1e-9, atol=1e-11, msg=f"{number}")
+            covered[number][places.flatten()] = True
+    assert all(elements.all() for elements in covered)
+    losses_by_rank = [rank_losses for _, rank_losses in results if rank_losses]
+    means = [sum(step) / len(step) for step in zip(*losses_by_rank, strict=True)]
     assert means == pytest.approx(losses, rel=1e-4)
 
 
@@ -30,9 +30,9 @@ def layouts(world_size):
     """Every way to write a number as a product of sizes of the four axes, in order."""
     sizes = [d for d in range(1, world_size + 1) if world_size % d == 0]
     return [
-        {axis: size for axis, size in zip(AXES, each, strict=True) if size > 1}
-        for each in torch.cartesian_prod(*[torch.tensor(sizes)] * 4).reshape(-1, 4).tolist()
-        if math.prod(each) == world_size
+        {axis: size for axis, size in zip(AXES, product, strict=True) if size > 1}
+        for product in torch.cartesian_prod(*[torch.tensor(sizes)] * 4).reshape(-1, 4).tolist()
+        if math.prod(product) == world_size
     ]
 
 
@@ -47,8 +47,8 @@ def long(*values):
 FOUR = layouts(4)
 SOME = [{"data": 2, "tensor": 2}, {"pipeline": 2, "expert": 2}, {"tensor": 4}]
 UP_TO_FOUR = [
-    *(each for k in (1, 2, 3) for each in layouts(k)),
-    *(each if each in SOME else long(each) for each in FOUR),
+    *(layout for k in (1, 2, 3) for layout in layouts(k)),
+    *(layout if layout in SOME else long(layout) for layout in FOUR),
 ]
 
 
@@ -91,28 +91,33 @@ def test_groups_are_those_of_pytorchs_device_mesh(ranks_of, order):
         at = [place[axis] for axis in order]
         assert numbers[tuple(at)] == rank
         for axis in order:
-            along = [slice(None) if each == axis else place[each] for each in order]
+            along = [
+                slice(None) if other_axis == axis else place[other_axis] for other_axis in order
+            ]
             assert groups[axis] == numbers[tuple(along)].tolist()
-        both = [slice(None) if each in ("data", "expert") else place[each] for each in order]
-        assert sorted(groups["data×expert"]) == numbers[tuple(both)].flatten().tolist()
+        plane = [
+            slice(None) if other_axis in ("data", "expert") else place[other_axis]
+            for other_axis in order
+        ]
+        assert sorted(groups["data×expert"]) == numbers[tuple(plane)].flatten().tolist()
 
 
-def wrong(what):
-    if what == "axis":
+def wrong(case):
+    if case == "axis":
         make_mesh(rows=2)
-    if what == "product":
+    if case == "product":
         make_mesh(data=3)
     train_on_mesh({"data": 2}, Case("experts", micro_batches=7))
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("case", "message"),
     [
         ("axis", "axes must be among data, pipeline, expert, tensor"),
         ("product", "data 3 have the product 3, but there are 2 ranks"),
         ("micro-batches", "24 inputs cannot be divided into 7"),
     ],
 )
-def test_errors_say_what_is_wrong(ranks_of, what, said):
-    with pytest.raises(RankError, match=said):
-        ranks_of("simulated", 2).run(wrong, what)
+def test_errors_say_what_is_wrong(ranks_of, case, message):
+    with pytest.raises(RankError, match=message):
+        ranks_of("simulated", 2).run(wrong, case)

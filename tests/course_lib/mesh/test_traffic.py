@@ -69,7 +69,7 @@ def test_bytes_and_weights_are_those_of_the_formulas(ranks_of, sizes):
     held = ranks.run(weights_then_two_steps, shape, sizes)
     assert sum(dense for dense, _ in held) / k == pytest.approx(weights_held(shape, **sizes)[0])
     expected = traffic(shape, BATCH, M, **sizes)
-    found = {axis: mean_bytes(ranks.trace, k, axis) for axis in ("tensor", "pipeline")}
-    found["data"] = sum(mean_bytes(ranks.trace, k, axis) for axis in ("data", "data×expert"))
-    for axis, sent in found.items():
+    measured = {axis: mean_bytes(ranks.trace, k, axis) for axis in ("tensor", "pipeline")}
+    measured["data"] = sum(mean_bytes(ranks.trace, k, axis) for axis in ("data", "data×expert"))
+    for axis, sent in measured.items():
         assert sent == pytest.approx(expected[axis], rel=1e-12), axis

@@ -66,9 +66,9 @@ def check_like_one_process(results, kind, plan):
     for name, tensor in weights.items():
         tolerance = {"rtol": 1e-4, "atol": 1e-5} if kind == "single" else TOLERANCE
         torch.testing.assert_close(trained[name], tensor, **tolerance, msg=name)
-    told = [each for _, each, _ in results]
-    assert told[-1] == pytest.approx(losses, rel=1e-5)
-    assert all(each == [None] * STEPS for each in told[:-1])
+    losses_by_rank = [step_losses for _, step_losses, _ in results]
+    assert losses_by_rank[-1] == pytest.approx(losses, rel=1e-5)
+    assert all(step_losses == [None] * STEPS for step_losses in losses_by_rank[:-1])
     assert [peak for _, _, peak in results] == peak_activations(plan)
 
 

@@ -73,8 +73,8 @@ def test_zero_bubble_h1_has_a_third_of_it_in_the_same_memory(p, m):
 
 
 @given(RANKS, st.integers(0, 10))
-def test_zero_bubble_h2_never_waits_in_twice_the_memory(p, more):
-    m = 2 * p - 1 + more
+def test_zero_bubble_h2_never_waits_in_twice_the_memory(p, extra):
+    m = 2 * p - 1 + extra
     plan = zero_bubble(p, m, 2)
     check_schedule(plan)
     assert max(peak_activations(plan)) <= 2 * p - 1

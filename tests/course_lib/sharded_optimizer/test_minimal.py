@@ -27,7 +27,7 @@ def train(name: str) -> list[Tensor]:
     k, rank, params = dist.get_world_size(), dist.get_rank(), parameters()
     groups = [dist.new_group(members) for members in ([*range(k - 1)] or [0], [k - 1])]
     cls, options = OPTIMIZERS[name]
-    tied = (each for each in [*params, params[2], params[0]])
+    tied = (param for param in [*params, params[2], params[0]])
     memory = [param.data_ptr() for param in params]
     step = sharded_optimizer(tied, lambda chunk: cls(chunk, **options), groups[rank == k - 1 > 0])
     for number in range(STEPS):

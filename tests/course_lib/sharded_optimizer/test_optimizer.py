@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 from course_lib.collectives import ring_all_reduce
 from course_lib.gradient_sync import sync_flat
@@ -20,7 +19,6 @@ from tests.helpers.zero_scenarios import (
     batches,
     groups_of,
     one_process,
-    own,
     run_steps,
     weights,
 )
@@ -28,21 +26,21 @@ from tests.helpers.zero_scenarios import (
 WHO = ["averaged", "local", "sharded"]
 
 
-def train(name: str, who: Any, groups: bool = False, cap: float = 3e-4) -> list[Tensor]:
+def train(name: str, mode: Any, groups: bool = False, cap: float = 3e-4) -> list[Tensor]:
     net = Awkward()
     cls, options = OPTIMIZERS[name]
     optimizer = ShardedOptimizer(
-        groups_of(net, groups), cls, gradients=who, bucket_cap_mb=cap, **options
+        groups_of(net, groups), cls, gradients=mode, bucket_cap_mb=cap, **options
     )
-    run_steps(net, optimizer, batches(), who == "averaged")
+    run_steps(net, optimizer, batches(), mode == "averaged")
     return weights(net)
 
 
-@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("mode", WHO)
 @pytest.mark.parametrize(("on", "k"), WORLDS)
-def test_weights_equal_those_of_one_process(ranks_of, on, k, who):
+def test_weights_equal_those_of_one_process(ranks_of, on, k, mode):
     for name in OPTIMIZERS:
-        results = ranks_of(on, k).run(train, name, who)
+        results = ranks_of(on, k).run(train, name, mode)
         expected = weights(one_process(name)[0])
         for replica in results:
             assert_equal(replica, expected)
@@ -67,21 +65,21 @@ def test_fewer_elements_than_ranks(ranks_of):
 # --- what is sent -----------------------------------------------------------------------------
 
 
-def one_step(who: Any, numbers: int, cap: float) -> None:
+def one_step(mode: Any, numbers: int, cap: float) -> None:
     params = [nn.Parameter(torch.ones(numbers // 8)) for _ in range(8)]
-    optimizer = ShardedOptimizer(params, torch.optim.SGD, gradients=who, bucket_cap_mb=cap)
+    optimizer = ShardedOptimizer(params, torch.optim.SGD, gradients=mode, bucket_cap_mb=cap)
     torch.stack([param.sum() for param in params]).sum().backward()
-    if who == "averaged":
+    if mode == "averaged":
         sync_flat(params, all_reduce=ring_all_reduce)
     optimizer.step()
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])
-@pytest.mark.parametrize(("who", "volume"), [("averaged", 3), ("local", 2), ("sharded", 2)])
-def test_bytes_sent_are_those_of_the_paper(ranks_of, k, who, volume):
+@pytest.mark.parametrize(("mode", "volume"), [("averaged", 3), ("local", 2), ("sharded", 2)])
+def test_bytes_sent_are_those_of_the_paper(ranks_of, k, mode, volume):
     """2Ψ numbers for ZeRO-1 and 2, as for an all-reduce; times (K-1)/K in a ring."""
     ranks, numbers = ranks_of("simulated", k), 9600
-    ranks.run(one_step, who, numbers, 4 * 1200 / (1 << 20))
+    ranks.run(one_step, mode, numbers, 4 * 1200 / (1 << 20))
     for rank in range(k):
         assert ranks.trace.bytes_sent(rank) == volume * 4 * numbers * (k - 1) / k
 
@@ -89,59 +87,36 @@ def test_bytes_sent_are_those_of_the_paper(ranks_of, k, who, volume):
 # --- used as any optimizer --------------------------------------------------------------------
 
 
-def accumulate(who: Any) -> list[Tensor]:
-    """Each batch in two halves, whose gradients add up."""
-    net = Awkward()
-    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients=who, lr=0.1)
-    for batch in batches():
-        optimizer.zero_grad()
-        x, y = own(batch)
-        for half in (slice(0, len(x) // 2), slice(len(x) // 2, None)):
-            (mse_loss(net(x[half]), y[half]) / 2).backward()
-        optimizer.step()
-    return weights(net)
-
-
-@pytest.mark.parametrize("who", ["local", "sharded"])
-def test_gradients_add_up_until_the_step(ranks_of, who):
-    net = Awkward()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for x, y in batches():
-        optimizer.zero_grad()
-        mse_loss(net(x), y).backward()
-        optimizer.step()
-    for replica in ranks_of("simulated", 2).run(accumulate, who):
-        assert_equal(replica, weights(net))
-
-
-def unused(who: Any) -> tuple[list[Tensor], float]:
+def unused(mode: Any) -> tuple[list[Tensor], float]:
     """Rank 1's loss uses the second parameter only, rank 2's none."""
     params = [nn.Parameter(torch.ones(5)) for _ in range(2)]
-    optimizer = ShardedOptimizer(params, torch.optim.SGD, gradients=who, lr=1.0, bucket_cap_mb=1e-9)
+    optimizer = ShardedOptimizer(
+        params, torch.optim.SGD, gradients=mode, lr=1.0, bucket_cap_mb=1e-9
+    )
     loss = sum(p.sum() for p in params[dist.get_rank() :])
     if isinstance(loss, Tensor):
         loss.backward()
     return [param.detach() for param in params], float(optimizer.step(lambda: 7.0))
 
 
-@pytest.mark.parametrize("who", ["local", "sharded"])
-def test_what_a_rank_did_not_use_counts_as_zero(ranks_of, who):
-    for (first, second), returned in ranks_of("simulated", 3).run(unused, who):
+@pytest.mark.parametrize("mode", ["local", "sharded"])
+def test_what_a_rank_did_not_use_counts_as_zero(ranks_of, mode):
+    for (first, second), returned in ranks_of("simulated", 3).run(unused, mode):
         torch.testing.assert_close(first, torch.full((5,), 1 - 1 / 3))
         torch.testing.assert_close(second, torch.full((5,), 1 - 2 / 3))
         assert returned == 7
 
 
-def wrong(what: str) -> None:
+def wrong(case: str) -> None:
     net = Awkward()
-    if what == "whole tensors":
+    if case == "whole tensors":
         ShardedOptimizer(net.parameters(), torch.optim.LBFGS)
-    if what == "who":
+    if case == "who":
         ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients="mean")  # type: ignore[arg-type]
     optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD)
-    if what == "group":
+    if case == "group":
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    if what == "sparse":
+    if case == "sparse":
         embedding = nn.Embedding(3, 2, sparse=True)
         of_sparse = ShardedOptimizer(embedding.parameters(), torch.optim.SGD)
         embedding(torch.tensor([1])).sum().backward()
@@ -149,7 +124,7 @@ def wrong(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("case", "message"),
     [
         ("whole tensors", "LBFGS needs whole tensors"),
         ("who", '"averaged", "local" or "sharded"'),
@@ -157,6 +132,6 @@ def wrong(what: str) -> None:
         ("sparse", "sparse=False"),
     ],
 )
-def test_errors_say_what_to_do(ranks_of, what, said):
-    with pytest.raises(RankError, match=said):
-        ranks_of("simulated", 2).run(wrong, what)
+def test_errors_say_what_to_do(ranks_of, case, message):
+    with pytest.raises(RankError, match=message):
+        ranks_of("simulated", 2).run(wrong, case)

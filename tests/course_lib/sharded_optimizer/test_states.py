@@ -18,21 +18,21 @@ from tests.helpers.zero_scenarios import (
 )
 
 
-def save_halfway(name: str, who: Any) -> Any:
+def save_halfway(name: str, mode: Any) -> Any:
     net = Awkward()
     cls, options = OPTIMIZERS[name]
-    optimizer = ShardedOptimizer(groups_of(net, True), cls, gradients=who, **options)
-    run_steps(net, optimizer, batches()[:3], who == "averaged")
+    optimizer = ShardedOptimizer(groups_of(net, True), cls, gradients=mode, **options)
+    run_steps(net, optimizer, batches()[:3], mode == "averaged")
     return {k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()
 
 
-def resume(name: str, who: Any, net_state: Any, state: Any) -> list[Tensor]:
+def resume(name: str, mode: Any, net_state: Any, state: Any) -> list[Tensor]:
     net = Awkward(seed=5)
     net.load_state_dict(net_state)
     cls, options = OPTIMIZERS[name]
-    optimizer = ShardedOptimizer(groups_of(net, True), cls, gradients=who, **options)
+    optimizer = ShardedOptimizer(groups_of(net, True), cls, gradients=mode, **options)
     optimizer.load_state_dict(state)
-    run_steps(net, optimizer, batches()[3:], who == "averaged")
+    run_steps(net, optimizer, batches()[3:], mode == "averaged")
     return weights(net)
 
 

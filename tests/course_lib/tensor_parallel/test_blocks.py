@@ -35,8 +35,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         heads = [t.unflatten(-1, (HEADS, -1)).permute(1, 2, 0, 3) for t in self.qkv(x).chunk(3, -1)]
-        seen = scaled_dot_product_attention(*heads, is_causal=self.causal)
-        out: Tensor = self.out(seen.permute(2, 0, 1, 3).flatten(2))
+        attended = scaled_dot_product_attention(*heads, is_causal=self.causal)
+        out: Tensor = self.out(attended.permute(2, 0, 1, 3).flatten(2))
         return out
 
 
@@ -87,7 +87,7 @@ def train(layer: Layer) -> tuple[Tensor, Tensor]:
     x, y = data()
     part = shard if layer.along_sequence else lambda t, *_: t
     rank, k = place_in(None) if dist.is_initialized() else (0, 1)
-    mine, target = part(x, k, rank).clone().requires_grad_(), part(y, k, rank)
+    x_part, target = part(x, k, rank).clone().requires_grad_(), part(y, k, rank)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     gradient = torch.empty(0)
     shared: list[Tensor] = []
@@ -96,16 +96,16 @@ def train(layer: Layer) -> tuple[Tensor, Tensor]:
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=step < 2)
         for factor in (0.25, 0.75):  # two backwards, and any number of sums after each
-            (factor * mse_loss(layer(mine), target, reduction="sum") / y.numel()).backward()
+            (factor * mse_loss(layer(x_part), target, reduction="sum") / y.numel()).backward()
             for _ in range(step if shared else 0):
                 sum_partial_gradients(shared)
         if shared:
             sum_partial_gradients(shared)
         if step == 0:
-            assert mine.grad is not None
-            gradient = mine.grad.clone()
+            assert x_part.grad is not None
+            gradient = x_part.grad.clone()
         optimizer.step()
-    return layer(mine).detach(), gradient
+    return layer(x_part).detach(), gradient
 
 
 def on_ranks(along_sequence: bool, causal: bool) -> Any:
@@ -130,21 +130,15 @@ def test_along_the_sequence_each_rank_has_its_tokens(ranks_of, on, k):
     torch.testing.assert_close(grads, gradient, rtol=1e-9, atol=1e-11)
 
 
-# --- linear -----------------------------------------------------------------------------------
-
-
-# --- what is sent, and held -------------------------------------------------------------------
-
-
-def wrong(what: str) -> None:
-    if what == "heads":
+def wrong(case: str) -> None:
+    if case == "heads":
         ParallelAttention(8, 3)
     ColumnParallelLinear(4, 4, sequence_parallel=True)(torch.ones(1, 4))
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("heads", "heads=3 does not divide"), ("length", "number of tokens")]
+    ("case", "message"), [("heads", "heads=3 does not divide"), ("length", "number of tokens")]
 )
-def test_errors_say_what_is_missing(ranks_of, what, said):
-    with pytest.raises(RankError, match=f"ValueError: .*{said}"):
-        ranks_of("simulated", 2).run(wrong, what)
+def test_errors_say_what_is_missing(ranks_of, case, message):
+    with pytest.raises(RankError, match=f"ValueError: .*{message}"):
+        ranks_of("simulated", 2).run(wrong, case)

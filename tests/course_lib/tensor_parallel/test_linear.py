@@ -59,7 +59,7 @@ def test_its_parts_are_those_of_one_process(ranks_of, on, k, dim, bias):
             return tensor.tensor_split(k, along)[rank]
 
         if dim == 0:
-            right = own(output, -1), [dx, own(dw, 0), *(own(each, 0) for each in db)]
+            right = own(output, -1), [dx, own(dw, 0), *(own(gradient, 0) for gradient in db)]
         else:
             right = output, [own(dx, -1), own(dw, 1), *db]
         torch.testing.assert_close(results, right)
