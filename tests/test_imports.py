@@ -10,8 +10,8 @@ from pathlib import Path
 from course_lib import READING_ORDER
 from tests.helpers import ROOT
 
-# What students, authors and readers of notebooks need; nothing imports from a notebook.
-ALLOWED = {"torch", "numpy", "matplotlib", "IPython", "course_lib"}
+# What students, authors and readers of notebooks need: `scripts` is beside the lectures.
+ALLOWED = {"torch", "numpy", "matplotlib", "IPython", "course_lib", "scripts"}
 # Code that extends PyTorch needs these two, and so does `costs`, which lies below `_torch`.
 EVERYWHERE = {"torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._pytree.tree_leaves"}
 

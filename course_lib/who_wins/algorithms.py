@@ -1,15 +1,14 @@
 """The contestants: each of the course's algorithms as one step of training.
 
-`prepare(model, optimizer)` sets up one rank and returns a function that takes a step with one
-batch. All communication code is imported; this module only combines it:
+The steps are those of the registry, `running_model.ways`, on a problem of their own:
 
-    flat            one all-reduce of all gradients, after backward     sync_flat
-    bucketed        all-reduces during backward                         DistributedDataParallel
-    8-bit, 1-bit, top-k, PowerSGD   one bucket, compressed              compression_hook
-    decentralized   mean with two neighbours' weights, during backward  Gossip
-    local SGD       an average of the weights every 8 steps             LocalSGD
-    DiLoCo          an outer step every 8 steps                         DiLoCo
-    asynchronous, bounded staleness: a server, on an additional rank    ParameterServer, serve
+    flat            one all-reduce of all gradients, after backward
+    bucketed        all-reduces during backward
+    8-bit, 1-bit, top-k, PowerSGD   one bucket, compressed
+    decentralized   mean with two neighbours' weights, during backward
+    local SGD       an average of the weights every 8 steps
+    DiLoCo          an outer step every 8 steps
+    asynchronous, bounded staleness: a server, on an additional rank
 
 The network's library implements `dist.all_reduce`. Two contestants always use rings. All others use
 the fastest of ring, direct and one-shot all-reduce on each network, as a tuned library does.
@@ -19,40 +18,25 @@ message after the other. It computes its updates on the same kind of device, wit
 For optimizers and learning rates see `settings`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
-
-from course_lib.collectives import place_in
-from course_lib.compression import (
-    CompressionState,
-    Compressor,
-    ErrorFeedback,
-    OneBit,
-    PowerSGD,
-    TopK,
-    Uniform8Bit,
-    compression_hook,
-)
-from course_lib.ddp import DistributedDataParallel
-from course_lib.decentralized import Gossip, ring_mixing
+from course_lib.compression import ErrorFeedback, OneBit, PowerSGD, TopK, Uniform8Bit
 from course_lib.gradient_sync import sync_flat
 from course_lib.local_sgd import DiLoCo, LocalSGD
-from course_lib.who_wins.problem import backward
+from course_lib.running_model.ways import (
+    EVERY,
+    Prepare,
+    averaged,
+    gossip,
+    overlapped,
+    synchronized,
+)
 from course_lib.who_wins.settings import Setting, tuned
 
-Batch = tuple[Tensor, Tensor]
-Step = Callable[[Batch], None]
-Prepare = Callable[[nn.Module, torch.optim.Optimizer], Step]
-
-EVERY = 8
-"""Steps between two averages of local SGD, and between two outer steps of DiLoCo."""
-KIBIBYTE = 1 / 1024
-"""A kibibyte in PyTorch's megabytes, which are 2**20 bytes."""
-
+_CAP = 16 / 1024
+"""MiB in a bucket: 16 KiB."""
 
 AllReduce = Literal["ring", "direct", "one-shot"]
 RING: tuple[AllReduce, ...] = ("ring",)
@@ -64,7 +48,7 @@ class Algorithm:
     """One contestant.
 
     Args:
-        prepare: see the module; None if a server sends the weights.
+        prepare: see `running_model.ways`; None if a server sends the weights.
         all_reduce: the algorithms for `dist.all_reduce`; on each network the fastest is used.
         server: options of `serve`.
         same_as: an algorithm that has the same weights after every step, which a test checks. Its
@@ -83,78 +67,22 @@ class Algorithm:
     differ: bool = False
 
 
-def _flat(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    def step(batch: Batch) -> None:
-        optimizer.zero_grad()
-        backward(model, batch)
-        sync_flat(model.parameters())
-        optimizer.step()
-
-    return step
-
-
-def _beside_backward(
-    bucket_kib: float, compressor: Callable[[], Compressor] | None = None
-) -> Prepare:
-    def prepare(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-        cap = bucket_kib * KIBIBYTE
-        # The replicas are equal from the start, so DDP's first broadcast is skipped.
-        wrapped = DistributedDataParallel(model, cap, cap, init_sync=False)
-        if compressor is not None:
-            wrapped.register_comm_hook(CompressionState(compressor()), compression_hook)
-
-        def step(batch: Batch) -> None:
-            optimizer.zero_grad()
-            backward(wrapped, batch)
-            optimizer.step()
-
-        return step
-
-    return prepare
-
-
-def _with_neighbours(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    gossip = Gossip(optimizer, ring_mixing(place_in(None)[1]))
-
-    def step(batch: Batch) -> None:
-        optimizer.zero_grad()
-        with gossip:
-            backward(model, batch)
-        optimizer.step()
-
-    return step
-
-
-def _alone(meeting: type[LocalSGD] | type[DiLoCo]) -> Prepare:
-    def prepare(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-        together = meeting(optimizer, EVERY)
-
-        def step(batch: Batch) -> None:
-            optimizer.zero_grad()
-            backward(model, batch)
-            together.step()
-
-        return step
-
-    return prepare
-
-
 _ALL = float("inf")
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "flat, ring": Algorithm(_flat, RING, same_as="flat"),
-    "flat": Algorithm(_flat),
-    "bucketed, ring": Algorithm(_beside_backward(16), RING, same_as="flat"),
-    "bucketed": Algorithm(_beside_backward(16), same_as="flat"),
-    "8-bit": Algorithm(_beside_backward(_ALL, Uniform8Bit)),
-    "1-bit": Algorithm(_beside_backward(_ALL, lambda: ErrorFeedback(OneBit()))),
-    "top-k": Algorithm(_beside_backward(_ALL, lambda: ErrorFeedback(TopK(0.01)))),
-    "PowerSGD": Algorithm(_beside_backward(_ALL, lambda: ErrorFeedback(PowerSGD(2)))),
+    "flat, ring": Algorithm(synchronized(sync_flat), RING, same_as="flat"),
+    "flat": Algorithm(synchronized(sync_flat)),
+    "bucketed, ring": Algorithm(overlapped(_CAP), RING, same_as="flat"),
+    "bucketed": Algorithm(overlapped(_CAP), same_as="flat"),
+    "8-bit": Algorithm(overlapped(_ALL, Uniform8Bit)),
+    "1-bit": Algorithm(overlapped(_ALL, lambda: ErrorFeedback(OneBit()))),
+    "top-k": Algorithm(overlapped(_ALL, lambda: ErrorFeedback(TopK(0.01)))),
+    "PowerSGD": Algorithm(overlapped(_ALL, lambda: ErrorFeedback(PowerSGD(2)))),
     "asynchronous": Algorithm(server={}),
     "bounded staleness": Algorithm(server={"bound": 2}, same_as="asynchronous"),
-    "decentralized": Algorithm(_with_neighbours, differ=True),
-    "local SGD": Algorithm(_alone(LocalSGD), period=EVERY, differ=True),
-    "DiLoCo": Algorithm(_alone(DiLoCo), period=EVERY, differ=True),
+    "decentralized": Algorithm(gossip(), differ=True),
+    "local SGD": Algorithm(averaged(LocalSGD), period=EVERY, differ=True),
+    "DiLoCo": Algorithm(averaged(DiLoCo), period=EVERY, differ=True),
 }
 """The algorithms by their names on the map."""
 

@@ -65,7 +65,7 @@ def _run_steps(
     algorithm, rank = ALGORITHMS[name], dist.get_rank()
     assert algorithm.prepare is not None
     model = new_model(seed)
-    step = algorithm.prepare(model, setting.optimizer_of(model))
+    step = algorithm.prepare(model, setting.optimizer_of, backward)
     own_batches = batches(problem, seed, rank)
     times, looks, start = [], [], clock()
     for _ in range(steps):
@@ -218,7 +218,7 @@ def _served(
         times.append(clock())
         looks.append(look_at(model))
 
-    serve(setting.optimizer_of(model), updates, after_update=look, **options)  # type: ignore[arg-type]
+    serve(setting.optimizer_of(model.parameters()), updates, after_update=look, **options)  # type: ignore[arg-type]
     return times, looks
 
 

@@ -34,9 +34,9 @@ class Setting(NamedTuple):
     optimizer: str
     lr: float
 
-    def optimizer_of(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer of a model's parameters."""
-        return OPTIMIZERS[self.optimizer](model.parameters(), self.lr)
+    def optimizer_of(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Return the optimizer of some parameters."""
+        return OPTIMIZERS[self.optimizer](params, self.lr)
 
     def __str__(self) -> str:
         return f"{self.optimizer}, {self.lr:g}"

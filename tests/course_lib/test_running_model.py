@@ -1,51 +1,52 @@
 """The running model: all exact ways train alike, and send what their formulas say."""
 
+import sys
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from course_lib.mesh import transformer
-from course_lib.running_model import (
-    RATE,
-    ROWS,
-    SHAPE,
-    WAYS,
-    WORLD_SIZE,
-    Row,
-    batch_of,
-    measure,
-)
+from course_lib.ranks import Ranks
+from course_lib.running_model import ROWS, SHAPE, WAYS, WORLD_SIZE, Row, batches, measure, new_model
+from course_lib.running_model.steps import RATES, SEEDS, TUNING_SEEDS, tries, tuned_rate
+from course_lib.running_model.training import RATE, train_one_way
+from tests.helpers import ROOT
 
-STEPS = 3
 PARAMETERS = sum(param.numel() for param in transformer(SHAPE).parameters())
+EXACT = [name for name, way in WAYS.items() if way.like]
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, Row]:
-    return {way: measure(way, STEPS) for way in WAYS}
+    in_time = ["one rank", "local SGD", "DiLoCo", "server"]
+    return {way: measure(way) for way in WAYS if way not in in_time}
 
 
-def loss_of_one_process() -> float:
-    """Return the loss of the last global batch, trained with PyTorch alone."""
-    torch.manual_seed(0)
-    model = transformer(SHAPE)
+def losses_of_one_process(steps: int) -> list[float]:
+    """Return the losses of the first global batches, trained with PyTorch alone."""
+    model, losses = new_model(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    for step in range(STEPS):
-        batch = batch_of(step)
+    for _, batch in zip(range(steps), batches(), strict=False):
         optimizer.zero_grad()
         loss = cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         optimizer.step()
-    return loss.item()
+        losses.append(loss.item())
+    return losses
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "8 bits"])
-def test_exact_ways_have_the_loss_of_one_process(rows, way):
-    assert rows[way].loss == pytest.approx(loss_of_one_process(), rel=1e-4)
+@pytest.mark.parametrize("way", EXACT)
+def test_exact_ways_have_the_losses_of_one_process(way):
+    """After every step: of the ranks' rows on the mean, with a server's rank left out."""
+    results = Ranks(WAYS[way].world_size, on="simulated").run(train_one_way, way, 3)
+    known = [torch.stack(losses) for losses in results if losses]
+    mean = torch.stack(known).mean(0)[:3]
+    torch.testing.assert_close(mean, torch.tensor(losses_of_one_process(3)), rtol=1e-5, atol=0)
 
 
 def test_eight_bits_are_near(rows):
-    exact = loss_of_one_process()
+    exact = losses_of_one_process(3)[-1]
     assert rows["8 bits"].loss != exact
     assert rows["8 bits"].loss == pytest.approx(exact, rel=0.05)
 
@@ -54,15 +55,52 @@ def test_bytes_are_those_of_the_formulas(rows):
     one_way = (WORLD_SIZE - 1) / WORLD_SIZE * 4 * PARAMETERS  # half of a ring all-reduce
     activation = 4 * ROWS * SHAPE.length * SHAPE.width
     expected = {
-        "one rank": 0,
-        "data parallel": 2 * one_way,
+        "per parameter": 2 * one_way,
+        "flat": 2 * one_way,
         "overlap": 2 * one_way,
         "8 bits": 2 * one_way / 4,
+        "gossip": 2 * 4 * PARAMETERS,
+        "server, waits": WORLD_SIZE * 4 * PARAMETERS,
         "ZeRO-1": 2 * one_way,
         "ZeRO-2": 2 * one_way,
         "ZeRO-3": 3 * one_way,
         # Four all-reduces in a layer: one after each half, forward and backward.
-        "tensor parallel": SHAPE.layers * 4 * 2 * (WORLD_SIZE - 1) / WORLD_SIZE * activation,
+        "tensor 4": SHAPE.layers * 4 * 2 * (WORLD_SIZE - 1) / WORLD_SIZE * activation,
+        "pipeline 4": 2 * activation,
     }
     for way, sent in expected.items():
         assert rows[way].sent == pytest.approx(sent, rel=0.02), way
+
+
+def test_memory_is_that_of_the_parts(rows):
+    whole = rows["flat"]
+    assert whole.state == 16 * PARAMETERS
+    assert rows["ZeRO-3"].state == pytest.approx(whole.state / WORLD_SIZE)
+    assert rows["ZeRO-3"].saved == whole.saved
+    assert whole.state / WORLD_SIZE < rows["tensor 4"].state < whole.state
+    assert rows["pipeline 4"].state < whole.state / 2
+
+
+def test_a_function_is_measured_as_a_way_is():
+    """The stages of the lectures: the same loss and bytes, and the time of the last step."""
+    sys.path.append(str(ROOT / "lectures"))
+    from scripts import stage_01, stage_02
+
+    alone, together = measure(stage_01.train, "01", ranks=1), measure(stage_02.train, "02")
+    assert together.loss == pytest.approx(alone.loss, abs=2e-5)
+    assert (alone.sent, together.sent) == (0, pytest.approx(1.5 * 4 * PARAMETERS, rel=1e-3))
+    last = max(end for _, _, _, end, _ in together.spans)
+    assert last == pytest.approx(together.step_ms, rel=0.01)
+
+
+def test_all_ways_were_tried_alike():
+    """With each rate on the same seeds, and on all seeds with the best rate."""
+    for name in (name for name, way in WAYS.items() if not way.like):
+        tried = {(trial.rate, trial.seed) for trial in tries() if trial.way == name}
+        assert {(rate, seed) for rate in RATES for seed in TUNING_SEEDS} <= tried
+        assert {(tuned_rate(name), seed) for seed in SEEDS} <= tried
+
+
+def test_there_is_no_other_way():
+    with pytest.raises(ValueError, match="way must be one of one rank, per parameter"):
+        measure("ring")
