@@ -110,19 +110,22 @@ def measure(
 
 
 def _spans(trace: Trace, begin: float) -> tuple[Span, ...]:
-    """Return what rank 0 did after `begin`; of messages, those that it sent."""
-    events = [event for event in trace.events if event.rank == 0 and event.end > begin]
-    return tuple(
-        (
-            0,
-            "compute" if event.kind == "compute" else "messages",
-            1e3 * max(event.start - begin, 0),
-            1e3 * (event.end - begin),
-            "",
-        )
-        for event in events
-        if event.kind != "recv"
-    )
+    """Return what rank 0 did after `begin`; of messages, those that it sent.
+
+    A message starts in the figure when the one before it is over: they share one port.
+    """
+    spans: list[Span] = []
+    port_is_free = begin
+    for event in trace.events:
+        if event.rank != 0 or event.end <= begin or event.kind == "recv":
+            continue
+        lane, start = "compute", max(event.start, begin)
+        if event.kind != "compute":
+            lane, start = "messages", max(event.start, port_is_free)
+            port_is_free = max(event.end, port_is_free)
+        if start < event.end:
+            spans.append((0, lane, 1e3 * (start - begin), 1e3 * (event.end - begin), ""))
+    return tuple(spans)
 
 
 def _weights_held(name: str) -> int:
