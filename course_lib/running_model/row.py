@@ -5,6 +5,7 @@ some more. All numbers are differences of the two runs, so they are those of the
 are simulated: times are virtual, and the same on every machine.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -197,5 +198,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         kilobytes = f"{row.sent / 1e3:7.0f}  {row.state / 1e3:8.0f}  {row.saved / 1e3:8.0f}"
         steps = "" if row.steps is None else f"  {row.steps:5.0f}"
+        if row.steps == math.inf:
+            steps = "  never"
         lines.append(f"{row.way:20} {row.ranks:5}  {row.step_ms:9.2f}  {kilobytes}{steps}")
     return "\n".join(lines)
