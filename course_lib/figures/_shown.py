@@ -160,22 +160,32 @@ def timelines(
 
 
 def order_of_rows(
-    ax: Axes, epochs: Sequence[Sequence[tuple[int, int]]], *, title: str = ""
+    ax: Axes, epochs: Sequence[Sequence[Sequence[int]]], *, title: str = ""
 ) -> None:
-    """Draw which rank uses which row of a data set: a line for each epoch, a column for each row.
+    """Draw which rows of a data set each rank uses: a block per epoch, a column per step.
 
-    `epochs[e][i]` is `(rank, step)` of row i in epoch e. A cell shows the rank's number. The later
-    the step, the darker the cell.
+    `epochs[e][r]` are the rows of rank r in epoch e, one for each step. A rank has a line and a
+    colour; the number in a cell is the row.
     """
-    steps = [[step for _, step in epoch] for epoch in epochs]
-    last = max(max(line) for line in steps)
-    ax.imshow(steps, cmap="Greys", vmin=-0.3, vmax=2 * last + 1, aspect="auto")
-    for line, epoch in enumerate(epochs):
-        for column, (rank, _) in enumerate(epoch):
-            ax.text(column, line, f"{rank}", ha="center", va="center")
-    ax.set_yticks(range(len(epochs)), [f"epoch {epoch}" for epoch in range(len(epochs))])
-    ax.set_xticks(range(len(epochs[0])))
-    ax.set_xlabel("row of the data set")
+    from matplotlib.patches import Rectangle
+
+    ranks, steps = len(epochs[0]), len(epochs[0][0])
+    for epoch, rows_of_ranks in enumerate(epochs):
+        left = epoch * (steps + 1)
+        for rank, rows in enumerate(rows_of_ranks):
+            color = f"C{rank % 10}"
+            for step, row in enumerate(rows):
+                cell = Rectangle((left + step, rank), 1, 1, fc=color, ec="black", alpha=0.35)
+                ax.add_patch(cell)
+                ax.text(left + step + 0.5, rank + 0.5, f"{row}", ha="center", va="center")
+    ax.set(xlim=(0, len(epochs) * (steps + 1) - 1), ylim=(ranks, 0))
+    ax.set_xticks(
+        [epoch * (steps + 1) + steps / 2 for epoch in range(len(epochs))],
+        [f"epoch {epoch}, {steps} steps" for epoch in range(len(epochs))],
+    )
+    ax.set_yticks([rank + 0.5 for rank in range(ranks)], [f"rank {rank}" for rank in range(ranks)])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
     ax.set_title(title, loc="left")
     ax.grid(visible=False)
 

@@ -119,7 +119,7 @@ def torchrun_and_store(world_size: int = 4) -> Figure:
     wide = 12 / world_size
     for rank in range(world_size):
         x = rank * wide + 0.2
-        text = f"RANK={rank}\nLOCAL_RANK={rank}\nWORLD_SIZE={world_size}\nddp.py"
+        text = f"RANK={rank}\nLOCAL_RANK={rank}\nWORLD_SIZE={world_size}\nstage_04.py"
         _box(axes, x, 1.7, wide - 0.4, 1.1, text)
         middle = x + wide / 2 - 0.2
         start = 6 + (rank - (world_size - 1) / 2) * 0.7
@@ -127,39 +127,6 @@ def torchrun_and_store(world_size: int = 4) -> Figure:
         _arrow(axes, (middle, 2.8), (start, 3.9))
     _note(axes, 0.2, 0.5, "starts a process for each rank", "left")
     _note(axes, 0.2, 4.3, "init_process_group:\nleave my address,\nwait for the others'", "left")
-    return figure
-
-
-def ddp_phases() -> Figure:
-    """Draw what DDP does when it is made, in forward and in backward."""
-    figure, axes = _canvas(12, 3.6)
-    phases = {
-        "made": (
-            "broadcast weights and buffers\nfrom rank 0",
-            "cut parameters into buckets,\nlast layer first",
-            "put a hook on every parameter",
-        ),
-        "forward, each step": (
-            "broadcast buffers,\nif there are any",
-            "run the module",
-            "find unused parameters,\nif asked to",
-        ),
-        "backward, each step": (
-            "a hook: gradient ready,\ncopy it into its bucket",
-            "bucket full: start its\nall-reduce, go on",
-            "last hook: wait for all",
-        ),
-    }
-    for number, (name, actions) in enumerate(phases.items()):
-        x, color = 0.3 + number * 3.95, (HELD, BARE, MOVED)[number]
-        _note(axes, x + 1.7, 0.3, name)
-        for place, text in enumerate(actions):
-            y = 0.6 + place * 1.0
-            _box(axes, x, y, 3.4, 0.8, text, color)
-            if place:
-                _arrow(axes, (x + 1.7, y - 0.2), (x + 1.7, y))
-        if number:
-            _arrow(axes, (x - 0.55, 1.0), (x, 1.0))
     return figure
 
 
