@@ -1,5 +1,4 @@
-"""Inputs, programs and judges that several assignments need.
+"""Judges that several assignments need.
 
-- `memory`: whether parameters keep their memory
 - `chance`: random results, judged by counting
 """
