@@ -1,4 +1,0 @@
-"""Judges that several assignments need.
-
-- `chance`: random results, judged by counting
-"""
