@@ -8,7 +8,7 @@ Read in this order:
 - `on_ranks`: the code that runs in the same process as the student's code: the forms of arguments,
   and what a call leaves behind and must not change
 - `judges`: the common judges, and the error that the arithmetic of a case allows
-- `expectations`: what the ranks send, and the demands on it
+- `communication`: what the ranks send, and the demands on it
 - `task`: a check in thirty lines
 - `shared`: inputs, programs and judges that several assignments need; those of a single assignment
   are in its folder, `assignments/NN_name`
@@ -40,20 +40,14 @@ from course_lib.checking.cases import (
     Observed,
     Wrong,
 )
-from course_lib.checking.communication import Allowed
+from course_lib.checking.communication import (
+    Allowed,
+    calls_at_most,
+    computes_between,
+    sends_at_most,
+)
 from course_lib.checking.defence import defend
 from course_lib.checking.draw import Draw, Variety
-from course_lib.checking.expectations import (
-    calls,
-    calls_at_most,
-    only_calls,
-    only_peers,
-    overlaps,
-    receives_at_least,
-    receives_at_most,
-    sends_at_most,
-    time_within,
-)
 from course_lib.checking.judges import equals, same_on_all_ranks
 from course_lib.checking.local import check
 from course_lib.checking.on_ranks.given import Given
@@ -79,9 +73,9 @@ __all__ = [
     "Wrong",
     "ask",
     "by_reference",
-    "calls",
     "calls_at_most",
     "check",
+    "computes_between",
     "defend",
     "equals",
     "expect_close",
@@ -89,14 +83,8 @@ __all__ = [
     "expect_number",
     "expect_tensor",
     "in_many_forms",
-    "only_calls",
-    "only_peers",
-    "overlaps",
-    "receives_at_least",
-    "receives_at_most",
     "run_check",
     "same_on_all_ranks",
     "sends_at_most",
     "task",
-    "time_within",
 ]

@@ -28,9 +28,8 @@ import torch
 
 from course_lib.checking.answers import Judge, expect_containers, expect_equal, expect_form
 from course_lib.checking.cases import NETWORK, AuthorError, Case, Check, Expectation, Form, Wrong
-from course_lib.checking.communication import Allowed, expect_as_reference
+from course_lib.checking.communication import Allowed, after_the_barrier, expect_as_reference
 from course_lib.checking.draw import Draw, Variety
-from course_lib.checking.expectations import after_the_barrier
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.on_ranks.effects import LATE, Effect, effects_of
 from course_lib.checking.on_ranks.given import Given, Program, RankProgram, without

@@ -24,7 +24,7 @@ import torch
 
 from course_lib.checking.answers import NUMBER, Kind, Test, sees
 from course_lib.checking.cases import Case, Check, Observed, Wrong, case_generator
-from course_lib.checking.expectations import operations
+from course_lib.checking.communication import operations
 from course_lib.checking.loading import find_check
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.on_ranks.given import Given

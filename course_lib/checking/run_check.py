@@ -27,7 +27,7 @@ from course_lib.checking.cases import (
     case_generator,
 )
 from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_common
-from course_lib.checking.expectations import after_the_barrier, computations, name_of
+from course_lib.checking.communication import after_the_barrier, computed, name_of
 from course_lib.checking.report import CaseResult, CheckReport
 from course_lib.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
 from course_lib.ranks import Trace
@@ -324,15 +324,10 @@ def _cost(trace: Trace) -> dict[str, float]:
     ranks = range(trace.world_size)
     return {
         "seconds": trace.makespan,
-        "computed": max(_computed(trace, rank) for rank in ranks),
+        "computed": max(computed(trace, rank) for rank in ranks),
         "sent": max(trace.bytes_sent(rank) for rank in ranks),
         "rounds": sum(event.rank == 0 for event in trace.operations),
     }
-
-
-def _computed(trace: Trace, rank: int) -> float:
-    """Return for how many seconds a rank computes."""
-    return sum(event.end - event.start for event in computations(trace, rank))
 
 
 def _not_written(error: RanksError) -> TypeGuard[RankError]:
@@ -518,7 +513,7 @@ def _computed_too_little(declared: Sequence[Mapping[float, int]], trace: Trace) 
     """Return what is wrong if a rank computed less than the check's program makes it compute."""
     for rank, lengths in enumerate(declared):
         expected = sum(seconds * times for seconds, times in lengths.items())
-        if (spent := _computed(trace, rank)) < expected * (1 - 1e-6):
+        if (spent := computed(trace, rank)) < expected * (1 - 1e-6):
             unit, scale = unit_of(expected)
             return (
                 f"rank {rank} computes for only {scale * spent:.4g} of the {scale * expected:.4g} "
