@@ -48,7 +48,7 @@ from course_lib.checking.communication import (
 )
 from course_lib.checking.defence import defend
 from course_lib.checking.draw import Draw, Variety
-from course_lib.checking.judges import equals, same_on_all_ranks
+from course_lib.checking.judges import by_judge, equals, same_on_all_ranks
 from course_lib.checking.local import check
 from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.report import CaseResult, CheckFailed, CheckReport
@@ -72,6 +72,7 @@ __all__ = [
     "Variety",
     "Wrong",
     "ask",
+    "by_judge",
     "by_reference",
     "calls_at_most",
     "check",

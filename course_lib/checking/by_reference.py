@@ -30,9 +30,9 @@ from course_lib.checking.answers import Judge, expect_containers, expect_equal, 
 from course_lib.checking.cases import NETWORK, AuthorError, Case, Check, Expectation, Form, Wrong
 from course_lib.checking.communication import Allowed, after_the_barrier, expect_as_reference
 from course_lib.checking.draw import Draw, Variety
+from course_lib.checking.judges import expect_right, opened
 from course_lib.checking.local import LocalRunner
-from course_lib.checking.on_ranks.effects import LATE, Effect, effects_of
-from course_lib.checking.on_ranks.given import Given, Program, RankProgram, without
+from course_lib.checking.on_ranks.given import Given, Program, RankProgram
 from course_lib.checking.on_ranks.leaves import leaves, same, tensors_in, with_tensors
 from course_lib.checking.rounding import as_dtype, bounds_from, moved_inputs
 from course_lib.ranks import Network, RanksError, Trace
@@ -351,35 +351,23 @@ class _ByReference:
     def judge(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Raise `Wrong` for the first finding: an effect, then a value, then a late effect."""
         expected = self.expected(case, inputs).values
-        answers = [opened(rank, output) for rank, output in enumerate(outputs)]
-        own, values = [each["own"] for each in inputs], [value for value, _ in answers]
-        for rank, value in enumerate(values):
-            name = f"rank {rank}" if case.world_size > 1 else ""
+        own = [each["own"] for each in inputs]
+
+        def expect_form_of(rank: int, value: Any, name: str) -> None:
             if self.custom is not None:
                 expect_form(value, self.custom.form_of(case, own, rank), name)
             else:
                 expect_containers(value, expected[rank], name or "the answer")
-        effects = [
-            (rank, effect)
-            for rank, (value, left) in enumerate(answers)
-            for effect in self._effects(rank, inputs[rank], value, left)
-        ]
-        raise_first((rank, effect) for rank, effect in effects if effect.code not in LATE)
-        if self.custom is not None:
-            self.custom.test(case, own, expected, values)  # type: ignore[call-arg]
-        else:
-            self._expect_equal(case, inputs, expected, values)
-        if self.same_bits:
-            expect_same_bits(case, values)
-        raise_first(iter(effects))
 
-    def _effects(self, rank: int, rank_input: Any, value: Any, left: Any) -> list[Effect]:
-        program, seed = self.program, rank_input["form"]["seed"]
-        shown = without(rank_input["own"], program.withheld)
-        try:
-            return effects_of(left, shown, value, may_change=program.may_change, seed=seed)
-        except ValueError:
-            raise Wrong(f"rank {rank} gave an answer that cannot be read") from None
+        def judge(values: Sequence[Any]) -> None:
+            if self.custom is not None:
+                self.custom.test(case, own, expected, values)  # type: ignore[call-arg]
+            else:
+                self._expect_equal(case, inputs, expected, values)
+            if self.same_bits:
+                expect_same_bits(case, values)
+
+        expect_right(self.program, case, inputs, outputs, expect_form_of, judge)
 
     def _expect_equal(
         self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], values: Sequence[Any]
@@ -486,22 +474,6 @@ def random_seeds(secret: str, count: int) -> list[int]:
     """Return seeds of cases, the same for the same secret."""
     digests = (hashlib.sha256(f"{secret}/{n}".encode()).digest() for n in range(count))
     return [int.from_bytes(digest[:6], "big") for digest in digests]
-
-
-def opened(rank: int, output: Any) -> tuple[Any, Any]:
-    """Return the value and the report in a rank's answer, if it has the form of `RankProgram`."""
-    match output:
-        case {"refused": str(reason), **rest} if not rest:
-            raise Wrong(f"rank {rank}: {reason[:300]}")
-        case {"value": value, "left": left, **rest} if not rest:
-            return value, left
-    raise Wrong(f"rank {rank} gave an answer that cannot be read")
-
-
-def raise_first(effects: Iterator[tuple[int, Effect]]) -> None:
-    """Raise `Wrong` for the first of these effects, if there is one."""
-    for rank, effect in effects:
-        raise Wrong(f"rank {rank}: {effect.sentence}", effect.hint)
 
 
 def expect_same_bits(case: Case, values: Sequence[Any]) -> None:

@@ -25,11 +25,11 @@ import torch
 from course_lib.checking.answers import NUMBER, Kind, Test, sees
 from course_lib.checking.cases import Case, Check, Observed, Wrong, case_generator
 from course_lib.checking.communication import operations
+from course_lib.checking.judges import by_judge
 from course_lib.checking.loading import find_check
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.run_check import Runner
-from course_lib.checking.task import task
 from course_lib.ranks import Event, Network, Trace
 
 QUESTIONS = 3
@@ -122,11 +122,11 @@ def defence(of: str, draw: Callable[[torch.Generator], Case]) -> Defence:
 
 def answers_to(of: str, judge: Test, cases: Sequence[Case]) -> Check:
     """Return the check of the answers about `of`; the judge sees them in the form `ANSWERS`."""
-    return task(
+    return by_judge(
         f"defend_{of}",
         inputs=lambda case, generator: [{}],
         program=_answer,
-        judges=[sees(ANSWERS)(judge)],
+        judge=sees(ANSWERS)(judge),
         cases=cases,
         worth={part: 1.0 for i in range(QUESTIONS) for part in parts_of(i)},
     )

@@ -25,13 +25,17 @@ from torch import Tensor
 from course_lib.checking.answers import (
     ANYTHING,
     Judge,
+    Test,
     differs,
     expect_containers,
     expect_equal,
+    expect_form,
     sees,
 )
-from course_lib.checking.cases import Case, Wrong
+from course_lib.checking.cases import Case, Check, Expectation, Wrong
 from course_lib.checking.causes import cause_of
+from course_lib.checking.on_ranks.effects import LATE, Effect, effects_of
+from course_lib.checking.on_ranks.given import Program, RankProgram, without
 from course_lib.checking.on_ranks.leaves import leaves, same, with_tensors
 
 Oracle = Callable[[Case, Sequence[Any], int], Any]
@@ -230,6 +234,130 @@ def _distance(value: Any, exact: Any) -> float:
         return float((value.double() - exact.double()).abs().nan_to_num().max())
     number = isinstance(value, float) and isinstance(exact, float)
     return abs(value - exact) if number else 0.0
+
+
+# A check whose answers a judge decides ------------------------------------------------------------
+
+
+def by_judge(
+    function: str,
+    *,
+    inputs: Callable[[Case, torch.Generator], Sequence[Any]],
+    program: Program,
+    judge: Judge | Test,
+    cases: Sequence[Case],
+    expects: Sequence[Expectation] = (),
+    worth: Mapping[str, float] | None = None,
+    seconds: float | None = None,
+    answers: Callable[[Any, Any], tuple[Any, float]] | None = None,
+    withheld: Sequence[str] = (),
+    only_on: Sequence[int] = (),
+) -> Check:
+    """Return the check of a task without a reference: its author lists the cases.
+
+    Args:
+        function: name of the student's function.
+        inputs: ``inputs(case, generator)`` draws one plain value per rank, usually a dict.
+        program: ``program(function, own, given)`` runs on every rank.
+        judge: ``judge(case, inputs, values)`` raises `Wrong`. ``@sees(form)`` declares which form
+            of values it can look at.
+        cases: the public cases.
+        expects: the demands on the communication.
+        worth: part → share of the points; see `Check`.
+        seconds: time limit of one case.
+        answers: answers what the program asks; see `Check`.
+        withheld: keys of the input that only `answers` sees.
+        only_on: the ranks whose program calls the student's function; empty: all ranks.
+
+    """
+    rank_program = RankProgram(program, (), answers, tuple(withheld))
+    tester = judge if isinstance(judge, Judge) else Judge(judge)
+
+    def drawn(case: Case, generator: torch.Generator) -> list[Any]:
+        every = inputs(case, generator)
+        form = {**vars(case.form), "seed": int(torch.randint(2**31, (), generator=generator))}
+        return [{"form": form, "own": own} for own in every]
+
+    def judged(case: Case, rank_inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        own = [each["own"] for each in rank_inputs]
+        expect_right(
+            *(rank_program, case, rank_inputs, outputs),
+            lambda rank, value, name: expect_form(value, tester.form_of(case, own, rank), name),
+            lambda values: tester.test(case, own, values),
+        )
+
+    return Check(
+        function,
+        program=rank_program,
+        inputs=drawn,
+        judge=judged,
+        cases=tuple(cases),
+        seconds=seconds,
+        expects=tuple(expects),
+        worth=dict(worth or {}),
+        answers=None if answers is None else lambda own, question: answers(own["own"], question),
+        withheld=tuple(withheld),
+        only_on=tuple(only_on),
+    )
+
+
+def expect_right(
+    program: RankProgram,
+    case: Case,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    expect_form_of: Callable[[int, Any, str], None],
+    judge: Callable[[Sequence[Any]], None],
+) -> None:
+    """Raise `Wrong` for the first finding: a form, an effect, a value, or a late effect.
+
+    An effect that may explain a wrong value, such as a changed input, comes before the value.
+
+    Args:
+        program: what ran on the ranks.
+        case: the case.
+        inputs: what the ranks were given.
+        outputs: what the ranks returned.
+        expect_form_of: called with a rank, its value, and the words that name the rank.
+        judge: called with the values of all ranks.
+
+    """
+    answers = [opened(rank, output) for rank, output in enumerate(outputs)]
+    for rank, (value, _) in enumerate(answers):
+        expect_form_of(rank, value, f"rank {rank}" if case.world_size > 1 else "")
+    effects = [
+        (rank, effect)
+        for rank, (value, report) in enumerate(answers)
+        for effect in _effects(program, rank, inputs[rank], value, report)
+    ]
+    _raise_first((rank, effect) for rank, effect in effects if effect.code not in LATE)
+    judge([value for value, _ in answers])
+    _raise_first(effects)
+
+
+def opened(rank: int, output: Any) -> tuple[Any, Any]:
+    """Return the value and the report in a rank's answer, if it has the form of `RankProgram`."""
+    match output:
+        case {"refused": str(reason), **rest} if not rest:
+            raise Wrong(f"rank {rank}: {reason[:300]}")
+        case {"value": value, "left": report, **rest} if not rest:
+            return value, report
+    raise Wrong(f"rank {rank} gave an answer that cannot be read")
+
+
+def _effects(
+    program: RankProgram, rank: int, rank_input: Any, value: Any, report: Any
+) -> list[Effect]:
+    seed, own = rank_input["form"]["seed"], without(rank_input["own"], program.withheld)
+    try:
+        return effects_of(report, own, value, may_change=program.may_change, seed=seed)
+    except ValueError:
+        raise Wrong(f"rank {rank} gave an answer that cannot be read") from None
+
+
+def _raise_first(effects: Iterable[tuple[int, Effect]]) -> None:
+    for rank, effect in effects:
+        raise Wrong(f"rank {rank}: {effect.sentence}", effect.hint)
 
 
 # Random results, judged by counting ---------------------------------------------------------------

@@ -22,9 +22,9 @@ import torch.distributed as dist
 
 from course_lib.checking.answers import TRUTH, sees
 from course_lib.checking.cases import Case, Check, Wrong
+from course_lib.checking.judges import by_judge
 from course_lib.checking.mutants import edited
 from course_lib.checking.on_ranks.given import Given
-from course_lib.checking.task import task
 from course_lib.ranks.wire import decode, encode
 
 MOST = 3
@@ -131,11 +131,11 @@ def testing_task(
                     _send({"ranks": 0, "input": None}, rank, given)
         return verdict.item() if isinstance(verdict, np.bool_ | torch.Tensor) else verdict
 
-    return task(
+    return by_judge(
         function,
         inputs=_inputs,
         program=program,
-        judges=[_right_verdict],
+        judge=_right_verdict,
         cases=[each.case() for each in candidates],
         worth=worth,
         seconds=seconds,

@@ -185,7 +185,7 @@ def judge_of_times(case, inputs, values):
     assert values[0]["number"] == FACTOR * inputs[0]["x"]
 """
 CHECKS = """
-from course_lib.checking import Case, task
+from course_lib.checking import Case, by_judge
 
 from .judges import FACTOR, judge_of_times, times
 
@@ -195,11 +195,11 @@ def program(function, mine, given):
 
 
 CHECKS = {
-    "echo": task(
+    "echo": by_judge(
         "echo",
         inputs=lambda case, generator: [{"x": 3} for _ in range(case.world_size)],
         program=program,
-        judges=[judge_of_times],
+        judge=judge_of_times,
         cases=[Case("1 rank", 1), Case("2 ranks", 2)],
     )
 }
