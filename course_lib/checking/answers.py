@@ -7,22 +7,19 @@ of values, a form has:
     a tensor                 a tensor of its shape and dtype
     NUMBER, WHOLE, TEXT      any number, any integer, any text
     TRUTH                    True or False
-    NAMED                    a dict whose keys are text, with any values
     VECTOR                   a vector of integers (int64)
     ListOf(form)             a list of any length, up to 1000
     ANYTHING                 anything: for a judge that compares the values of ranks
     Kind(words, test)        any value that passes the test
 
 A form may also be a function ``form(case, inputs, rank)`` that returns a form. A judge declares
-which form it sees with ``@sees(form)``, which makes a `Judge`. `equals`, and every judge built from
-it, sees anything: it compares the answer with the oracle's value element by element, and says where
-the form differs.
+which form it sees with ``@sees(form)``, which makes a `Judge`; a plain function sees anything.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,12 +73,6 @@ WHOLE = Kind("a whole number", _is_whole, "whole numbers")
 TEXT = Kind("text", lambda value: isinstance(value, str), "texts")
 VECTOR = Kind("a vector of whole numbers (int64)", _is_vector, "vectors of whole numbers")
 ANYTHING = Kind("anything", lambda value: True)
-UNDECLARED = Kind("anything", lambda value: True)
-"""The form of a judge that is a plain function: an odd answer may break it, and is then wrong."""
-NAMED = Kind(
-    "a dict of results",
-    lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value),
-)
 TRUTH = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
 
 Test = Callable[[Case, Sequence[Any], Sequence[Any]], None]
@@ -94,20 +85,13 @@ class Judge:
 
     Attributes:
         test: raises `Wrong` for the first finding.
-        form: the form that the value of each rank must have.
-        refutes: ``refutes(case, inputs, causes)`` returns those of the known mistakes, as
-            `causes.cause_of` writes them, that would have given a wrong answer in this case. If
-            the answer is right, it is not because of these mistakes that other cases fail.
+        form: the form that the value of each rank must have. If it is not declared, an odd answer
+            may break the test, and is then wrong.
 
     """
 
     test: Test
-    form: Any = UNDECLARED
-    refutes: Callable[[Case, Sequence[Any], Collection[str]], set[str]] = lambda *_: set()
-
-    def __call__(self, case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-        """Raise `Wrong` for the first finding."""
-        self.test(case, inputs, values)
+    form: Any = ANYTHING
 
     def form_of(self, case: Case, inputs: Sequence[Any], rank: int) -> Any:
         """Return the form that a rank's answer must have."""
@@ -415,8 +399,7 @@ def expect_equal(
         what: whose value it is: ``rank 2``.
         rtol: allowed relative error.
         atol: allowed absolute error.
-        errors: place → an absolute error that is allowed there in addition; see
-            `judges.rounding_errors`.
+        errors: place → an absolute error that is allowed there in addition; see `rounding`.
         lookalikes: mistakes and their results, which have the structure of `right` or a part of
             it. A mistake is named if it explains every wrong value.
 
@@ -504,15 +487,6 @@ def _has_fractions(value: Any) -> bool:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return False
     return bool((value != value.round()).any())
-
-
-def differs(mistake: Any, right: Any, **options: Any) -> bool:
-    """Return whether a mistake's value differs from the right one at a place that both have."""
-    theirs = dict(leaves(mistake))
-    return any(
-        theirs.get(place) is not None and not _passes(theirs[place], wanted, options)
-        for place, wanted in leaves(right)
-    )
 
 
 def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> bool:

@@ -307,7 +307,8 @@ class _ByReference:
         self, case: Case, inputs: Sequence[Any], program: RankProgram
     ) -> tuple[list[Any], Trace]:
         """Run the reference on simulated ranks; return its values and the trace."""
-        check = Check(self.function, program, self.inputs, self.judge, (case,))
+        # A machine that is busy must not make a reference fail, so its limit is long.
+        check = Check(self.function, program, self.inputs, self.judge, (case,), seconds=60)
         try:
             observed = LocalRunner(self._right, "simulated", echo=None)(check, case, inputs)
             assert observed.trace is not None

@@ -9,14 +9,14 @@ of them) pass between them:
     expects   where the verdict is made: look at what was sent, not at the values
 
 So the same check runs in a notebook and in the autograder. In the autograder, each rank is in a
-sandbox that never sees another rank's input, an expected value or a hidden case. `task` is a
-shorter way to make a check.
+sandbox that never sees another rank's input, an expected value or a hidden case. `by_reference`
+and `by_judge` make checks.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +69,7 @@ class Wrong(Exception):
 
     @property
     def hint(self) -> str:
-        """The first hint that fits, until `causes.agreed` has seen all cases; or empty."""
+        """The first hint that fits, until `run_check.agreed` has seen all cases; or empty."""
         return next((each for each in self.known.values() if each), self.otherwise)
 
     def besides(self, hint: str = "", known: Mapping[str, str] | None = None) -> Wrong:
@@ -208,8 +208,6 @@ class Check:
             program declares by calls of `course_lib.ranks.compute`: seconds of a call → number of
             such calls. The grader ignores any other time that a rank declares, and a case fails if
             some of this time is missing. By default a check does not use that time.
-        refutes: ``refutes(case, inputs, causes)`` returns those of the known mistakes that a right
-            answer in this case rules out; see `answers.Judge`.
         answers: ``answers(mine, question)`` answers a question that the program asks, and returns
             the answer and its virtual seconds. In the grader the examiner calls it, outside the
             sandbox.
@@ -233,7 +231,6 @@ class Check:
     expects: tuple[Expectation, ...] = ()
     worth: Mapping[str, float] = field(default_factory=dict)
     computes: Callable[[Case, Sequence[Any]], Sequence[Mapping[float, int]]] | None = None
-    refutes: Callable[[Case, Sequence[Any], Collection[str]], set[str]] = lambda *_: set()
     answers: Callable[[Any, Any], tuple[Plain, float]] | None = None
     withheld: tuple[str, ...] = ()
     only_on: tuple[int, ...] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from html import escape
 from typing import Any
 
 from course_lib.checking.cases import VALUES
-from course_lib.checking.causes import cause_of
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted
 
@@ -50,7 +50,7 @@ class CaseResult:
     summary: str = ""
     """The reason without the text that `detail` also has; empty: it is the same as `reason`."""
     difficulty: Sequence[int] = ()
-    """How hard it is to find a mistake in the case; see `causes.difficulty_of`."""
+    """How hard it is to find a mistake in the case; see `Case`."""
     cost: Mapping[str, float] = field(default_factory=dict)
     """If the ranks have a virtual clock: its ``seconds`` when the last rank ended, ``computed``
     (seconds) and ``sent`` (bytes), each of the rank with the most, and the ``rounds`` of rank 0:
@@ -69,7 +69,6 @@ class CheckReport:
         traced: that case's name.
         function: name of the student's function.
         alone: whether only one case of the check was requested.
-        common: what all visible failed cases have and no passed case has; or empty.
         only_form: whether the check looked only at the form of an answer, which the grader judges.
 
     """
@@ -82,7 +81,6 @@ class CheckReport:
     traced: str = field(default="", compare=False, repr=False)
     function: str = field(default="", compare=False, repr=False)
     alone: bool = False
-    common: str = ""
     only_form: bool = False
 
     @property
@@ -137,13 +135,6 @@ class CheckReport:
         alone = " (only this case was run)" if self.alone else ""
         of = counted(len(self.results), "case")
         return f"{self.name}: {good} of {of} passed{where}{alone}"
-
-    @property
-    def only(self) -> str:
-        """The sentence on what the failing cases have in common; an empty string if nothing."""
-        if not self.common:
-            return ""
-        return f"All failing cases, and no passing case, have {self.common}."
 
     @property
     def points(self) -> str:
@@ -213,8 +204,31 @@ class CheckReport:
             if others:
                 names = _the_first(list(map(self.title_of, others)))
                 lines += _wrapped(f"{self.the_same(len(others))}: {names}")
-        lines += [f"  {each}" for each in (self.only, self.points) if each]
+        lines += [f"  {self.points}"] if self.points else []
         return "\n".join(lines)
+
+
+_NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+_LEFT_OUT = (
+    (r"\bb?float\d+\b", "float"),  # all dtypes count as the same
+    (rf"(?<![\w.]){_NUMBER}(?: ?(?:B|[KMG]iB|ns|µs|ms|s)\b)?", "#"),
+    (r"\[#(?:, #)*\]", ""),  # the position of an element
+    (r"#(?:(?:, |-| and | → rank )#)+", "#"),
+    (r" \(#\)", ""),
+    (r"\b[Rr]anks?\b", "rank"),
+    (r"\b(?:transposed|strided)\b", "layout"),
+)
+
+
+def cause_of(reason: str) -> str:
+    """Return the reason without numbers, ranks and positions; keep equal sentences only once.
+
+    Two failures have the same cause if these texts are equal.
+    """
+    for pattern, instead in _LEFT_OUT:
+        reason = re.sub(pattern, instead, reason)
+    parts = (part.rstrip(". ") for part in re.split(r"[.;] ", reason))
+    return "; ".join(dict.fromkeys(parts))
 
 
 def _place(result: CaseResult) -> tuple[Any, ...]:
@@ -289,7 +303,7 @@ def html_of(report: CheckReport, picture: tuple[bytes, str] | None = None) -> st
     for number, results in enumerate(report.causes):
         drawn = picture if any(each.name == report.traced for each in results) else None
         parts.append(_cause(report, results, drawn, first=number == 0))
-    parts += [f"<p>{_text(each)}</p>" for each in (report.only, report.points) if each]
+    parts += [f"<p>{_text(report.points)}</p>"] if report.points else []
     # Both classes prevent a dollar sign from being read as the start of a formula.
     kept = "course-report tex2jax_ignore mathjax_ignore"
     return f'{_STYLE}<div class="{kept}">{"".join(parts)}</div>'

@@ -26,7 +26,6 @@ from course_lib.checking.cases import (
     Wrong,
     case_generator,
 )
-from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_common
 from course_lib.checking.communication import after_the_barrier, computed, name_of
 from course_lib.checking.report import CaseResult, CheckReport
 from course_lib.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
@@ -139,7 +138,7 @@ def run_check(
     """
     examined: list[_Examined] = []
     for case, is_hidden in [*((c, False) for c in check.cases), *((c, True) for c in hidden)]:
-        one = _Examined(case, is_hidden, [each.result for each in examined])
+        one = _Examined(case, is_hidden)
         timeouts = sum(isinstance(each.error, RankTimeout) for each in examined)
         if timeouts >= MAX_TIMEOUTS:
             reason = f"not run, because {timeouts} earlier cases took longer than their limit"
@@ -150,10 +149,9 @@ def run_check(
         examined.append(one)
         progress(one.result)
     _try_again(name, check, run, seed, examined)
-    refuted = _refuted(name, check, seed, examined)
     for is_hidden in (False, True):
         wrong = [each for each in examined if each.finding and each.hidden == is_hidden]
-        hints = agreed([each.finding for each in wrong if each.finding], refuted)
+        hints = agreed([each.finding for each in wrong if each.finding])
         for each, hint in zip(wrong, hints, strict=True):
             assert each.finding is not None
             each.result = replace(each.result, reason=_reason_of(each.finding, hint))
@@ -161,9 +159,6 @@ def run_check(
     if explain and check.drawn is not None:
         _explain(name, check, run, seed, [each for each in ran if not each.result.passed])
     failed = [each for each in ran if not each.result.passed]
-    passed = [each.case for each in ran if each.result.passed]
-    # If every case names a known mistake, other common properties of the cases may be chance.
-    named = all(each.finding is not None and _is_named(each.finding, refuted) for each in failed)
     # With `only_on`, the messages are the check's own: no student has sent one.
     timed = [each for each in failed if each.trace is not None and each.trace.makespan > 0]
     shown = min(
@@ -178,7 +173,6 @@ def run_check(
         trace=shown.trace if shown is not None else None,
         traced=shown.case.name if shown is not None else "",
         function=check.function,
-        common="" if named else in_common([each.case for each in failed], passed),
     )
 
 
@@ -188,7 +182,7 @@ def _try_again(name: str, check: Check, run: Runner, seed: str, examined: list[_
     one = examined[failed[0]] if len(failed) == 1 else None
     if one is None or one.finding is None or not one.finding.near:
         return
-    tried = [_Examined(one.case, one.hidden, one.earlier) for _ in range(MORE_SEEDS)]
+    tried = [_Examined(one.case, one.hidden) for _ in range(MORE_SEEDS)]
     for n, each in enumerate(tried):
         _examine(name, check, each, run, f"{seed}, again {n}")
     if all(each.result.passed for each in tried):
@@ -202,7 +196,7 @@ def _explain(name: str, check: Check, run: Runner, seed: str, failed: list[_Exam
         return
 
     def passes(case: Case) -> bool:
-        trial = _Examined(case, False, ())
+        trial = _Examined(case, False)
         _examine(name, check, trial, run, seed)
         return trial.result.passed
 
@@ -222,19 +216,24 @@ def _explain(name: str, check: Check, run: Runner, seed: str, failed: list[_Exam
         one.result = replace(one.result, reason=_cut(reason, MAX_REASON))
 
 
-def _refuted(name: str, check: Check, seed: str, examined: Sequence[_Examined]) -> set[str]:
-    """Return the named mistakes that cannot be, because some passed cases would have failed."""
-    found = [each.finding for each in examined if each.finding is not None]
-    fit = [words for each in found for words, hint in each.known.items() if hint]
-    causes = set(map(cause_of, fit))
-    if not causes:
-        return set()
-    return {
-        cause
-        for each in examined
-        if each.result.passed
-        for cause in check.refutes(each.case, _drawn(name, check, each.case, seed), causes)
-    }
+def agreed(findings: Sequence[Wrong]) -> list[str]:
+    """Return the hint of each failing case, so that no two hints contradict each other.
+
+    In a single case, a known mistake may fit by chance. So a mistake is named only if it explains
+    all the cases that it could explain. If two mistakes may be named, the one that explains more
+    cases is.
+    """
+    fits = [[words for words, hint in each.known.items() if hint] for each in findings]
+    could, explains = Counter[str](), Counter[str]()
+    for finding, fitting in zip(findings, fits, strict=True):
+        could.update(finding.known.keys())
+        explains.update(fitting)
+    hints = []
+    for finding, fitting in zip(findings, fits, strict=True):
+        sure = [words for words in fitting if explains[words] == could[words]]
+        best = max(sure, key=lambda words: explains[words], default="")
+        hints.append(finding.known[best] if best else finding.otherwise)
+    return hints
 
 
 def _drawn(name: str, check: Check, case: Case, seed: str) -> Sequence[Plain]:
@@ -246,10 +245,6 @@ def _drawn(name: str, check: Check, case: Case, seed: str) -> Sequence[Plain]:
         ) from error
 
 
-def _is_named(wrong: Wrong, refuted: set[str]) -> bool:
-    return any(hint and cause_of(words) not in refuted for words, hint in wrong.known.items())
-
-
 @dataclass
 class _Examined:
     """One case, and what was found out about it.
@@ -257,7 +252,6 @@ class _Examined:
     Attributes:
         case: the case.
         hidden: whether students do not get it.
-        earlier: the results of earlier cases, for the hints.
         result: its result; it names a known mistake only after all cases have run.
         trace: what was recorded.
         error: why the ranks did not run to their end; else ``None``.
@@ -269,7 +263,6 @@ class _Examined:
 
     case: Case
     hidden: bool
-    earlier: Sequence[CaseResult]
     result: CaseResult = field(init=False)
     trace: Trace | None = None
     error: RanksError | None = None
@@ -315,7 +308,7 @@ def _examine(name: str, check: Check, one: _Examined, run: Runner, seed: str) ->
         limit="" if one.error is None else one.error.limit,
         trouble=one.trouble,
         summary=_cut(summary, MAX_REASON),
-        difficulty=case.difficulty or difficulty_of(case, inputs, next(iter(check.cases), case)),
+        difficulty=case.difficulty,
         cost=cost,
     )
 
@@ -409,10 +402,8 @@ def _judge_values(check: Check, one: _Examined, observed: Observed) -> None:
     try:
         check.judge(one.case, observed.inputs, observed.outputs)
     except Wrong as wrong:
-        hint = _outside_the_group(one.case, observed.trace)
-        if one.case.after is not None:
-            hint = _KEPT if _right_alone(one.case, one.earlier) else ""
-        raise wrong.besides(hint) from None
+        alone = one.case.after is None  # else the trace has another call, too
+        raise wrong.besides(_outside_the_group(one.case, observed.trace) if alone else "") from None
     except (AuthorError, OSError, MemoryError):  # not caused by an answer
         raise
     except Exception:
@@ -435,7 +426,7 @@ def _judge_communication(check: Check, one: _Examined, observed: Observed) -> di
         declared = check.computes(case, observed.inputs)
         missing = _computed_too_little(declared, observed.trace)
         if missing:
-            raise Wrong(missing, _fails_before(case, one.earlier) or _PROGRAMS_OWN)
+            raise Wrong(missing, _PROGRAMS_OWN)
     _expect_few_empty(observed.trace)
     if case.after is not None:
         trace = after_the_barrier(observed.trace)
@@ -475,27 +466,6 @@ def _reason_of(wrong: Wrong, hint: str) -> str:
 def _cut(text: str, most: int) -> str:
     """Return the text, or its beginning if it is longer than `most` characters."""
     return text if len(text) <= most else f"{text[:most]} …"
-
-
-def _right_alone(case: Case, results: Iterable[CaseResult]) -> bool:
-    """Return whether both calls of a case with an earlier call have passed as separate cases.
-
-    `task` names such a case after its two calls: ``3 ranks, after ‘2 ranks’``.
-    """
-    if case.after is None:
-        return False
-    alone = {case.after.name, case.name.removesuffix(f", after ‘{case.after.name}’")}
-    return alone <= {result.name for result in results if result.passed}
-
-
-def _fails_before(case: Case, results: Iterable[CaseResult]) -> str:
-    """Return a hint if the earlier call of a case has failed as a separate case, else nothing."""
-    before = case.after.name if case.after is not None else None
-    if not any(result.name == before and not result.passed for result in results):
-        return ""
-    return (
-        f"The call before this one, ‘{before}’, also fails as a case of its own: look there first."
-    )
 
 
 def _expect_few_empty(trace: Trace) -> None:

@@ -1,4 +1,4 @@
-"""The rank's side of a `task`: prepare the arguments, call the program, report its side effects.
+"""The rank's side of a check: prepare the arguments, call the program, report its side effects.
 
 The inputs and outputs are plain values. Nothing here decides anything, because this code runs on
 untrusted ranks, in the same process as the student's code.
@@ -76,7 +76,7 @@ class Given:
         return tuple(items) if self._iterable == "tuple" else list(items)
 
     def ask(self, question: Any) -> Any:
-        """Return the answer to a question; see `task`. Its virtual time passes meanwhile.
+        """Return the answer to a question; see `Check`. Its virtual time passes meanwhile.
 
         In a sandbox the examiner answers. Elsewhere the rank has all that is needed to answer.
         """

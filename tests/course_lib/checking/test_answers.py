@@ -10,8 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.checking import Case, Wrong, equals, expect_close, expect_equal, expect_number
-from course_lib.checking.answers import NUMBER, TEXT, WHOLE, Kind, ListOf, expect_form
+from course_lib.checking import Wrong, expect_equal
+from course_lib.checking.answers import (
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Kind,
+    ListOf,
+    expect_close,
+    expect_containers,
+    expect_form,
+    expect_number,
+)
 
 pytestmark = pytest.mark.every_case
 THREE = [torch.zeros(2), torch.zeros(3), torch.zeros(())]
@@ -73,10 +83,11 @@ def test_what_has_not_is_described(value: Any, form: Any, words: str) -> None:
         ({"g of {}": THREE, "n": 2**1024}, "rank 0: n: expected 1, got 1797"),
     ],
 )  # fmt: skip
-def test_equals_says_where_an_answer_has_another_form(value: Any, words: str) -> None:
-    judge = equals(lambda case, inputs, me: {"g of {}": THREE, "n": 1})
+def test_a_comparison_says_where_an_answer_has_another_form(value: Any, words: str) -> None:
+    right = {"g of {}": THREE, "n": 1}
     with pytest.raises(Wrong) as caught:
-        judge(Case("1 rank", 1), [{}], [value])
+        expect_containers(value, right, "rank 0")
+        expect_equal(value, right, "rank 0")
     assert words in caught.value.message
 
 

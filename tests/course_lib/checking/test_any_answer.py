@@ -19,7 +19,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from course_lib.checking import Case, Check, Observed, run_check
-from course_lib.checking.answers import UNDECLARED
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.report import CaseResult
 from course_lib.ranks.wire import Plain, decode, encode
@@ -31,8 +30,8 @@ pytestmark = needs_sources
 TASKS = [
     pytest.param(folder, task, id=f"{folder.name}-{task}")
     for folder in readable(assignments(SOURCES))
-    for task, check in checks_of(folder).items()
-    if all(judge.form is not UNDECLARED for judge in getattr(check.judge, "judges", ()))
+    for task in checks_of(folder)
+    if task != "train"  # its judge declares no form, so an odd answer may break it, and is wrong
 ]
 
 NUMBERS = st.one_of(
