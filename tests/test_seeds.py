@@ -44,6 +44,9 @@ def test_right_solutions_pass_with_other_seeds(folder: Path, task: str) -> None:
                 assert wrong is None, f"{words}, {case.name}, seed {seed}: {wrong}"
 
 
+X = torch.linspace(0, 3, 5, dtype=torch.float64)
+
+
 def allowed(function: Any, inputs: Any, dtype: str) -> dict[str, float]:
     """Return the error that a right value of the function may have."""
     return bounds_from(function(inputs), [function(m) for m in moved_inputs(inputs, dtype)], dtype)
@@ -59,6 +62,12 @@ def test_the_allowed_error_is_that_of_the_terms_where_they_cancel() -> None:
     assert 6 * 2.0**-8 <= bounds["sum"] <= 16 * 6.1 * 2.0**-8
     assert bounds["count"] == 0
     assert 0 < allowed(total, inputs, "float64")["sum"] < 1e-13
+
+
+def test_a_number_may_be_added_up_in_float32_and_a_tensor_may_not() -> None:
+    bounds = allowed(lambda inputs: {"loss": 3.0, "sum": inputs[0]["x"]}, [{"x": X}], "float64")
+    assert 3 * 2.0**-24 < bounds["loss"] < 1e-5
+    assert bounds["sum"] < 1e-13
 
 
 def test_a_rank_may_round_its_own_mean() -> None:

@@ -23,6 +23,7 @@ SAMPLES = 8
 """Runs with moved inputs."""
 ROUNDINGS = 16
 """Roundings in a row that a right computation may make beyond those that an input goes through."""
+_FLOAT32 = torch.finfo(torch.float32).eps / 2
 _FAR = 2.0**10
 """In float64 one rounding more would vanish in the arithmetic, so inputs move by so many."""
 
@@ -81,10 +82,12 @@ def bounds_from(value: Any, sampled: Sequence[Any], dtype: str) -> dict[str, flo
     for place, rounded in leaves(value):
         if place not in exact:
             continue
-        most = unit * _size(exact[place])
+        # A number, such as a loss, may have been added up in a tensor of PyTorch's default dtype.
+        own_unit = max(unit, _FLOAT32) if isinstance(rounded, float) else unit
+        error = own_unit * _size(exact[place])
         for run in moved:
-            most = max(most, _distance(run.get(place), exact[place]) / _far(dtype))
-        bounds[place] = ROUNDINGS * most + _distance(rounded, exact[place])
+            error = max(error, _distance(run.get(place), exact[place]) / _far(dtype))
+        bounds[place] = ROUNDINGS * error + _distance(rounded, exact[place])
     return bounds
 
 
