@@ -37,11 +37,11 @@ READABLE = readable(assignments(SOURCES))
 def test_right_solutions_pass_with_other_seeds(folder: Path, task: str) -> None:
     check, right = checks_of(folder)[task], right_solutions(folder, task)
     for case in cases_of(folder, task):
-        for i, (words, function) in enumerate(right):
+        for i, (name, function) in enumerate(right):
             count = 12 if case.form.dtype in HALVES else 4
             seeds = [f"sample {number}" for number in range(i, count, len(right))]
-            for seed, wrong in findings(f"{folder.name}/{task}", check, case, function, seeds):
-                assert wrong is None, f"{words}, {case.name}, seed {seed}: {wrong}"
+            for seed, finding in findings(f"{folder.name}/{task}", check, case, function, seeds):
+                assert finding is None, f"{name}, {case.name}, seed {seed}: {finding}"
 
 
 X = torch.linspace(0, 3, 5, dtype=torch.float64)
@@ -56,7 +56,7 @@ def test_the_allowed_error_is_that_of_the_terms_where_they_cancel() -> None:
     inputs = [{"x": torch.tensor([3.0, 1.0])}, {"x": torch.tensor([-3.0, 1.0])}]
 
     def total(inputs: Any) -> Any:
-        return {"sum": sum(own["x"] for own in inputs), "count": 2}
+        return {"sum": sum(rank_input["x"] for rank_input in inputs), "count": 2}
 
     bounds = allowed(total, inputs, "bfloat16")
     assert 6 * 2.0**-8 <= bounds["sum"] <= 16 * 6.1 * 2.0**-8
@@ -74,7 +74,7 @@ def test_a_rank_may_round_its_own_mean() -> None:
     rows = [{"x": 1000 + rank + torch.linspace(-2, 2, 256)} for rank in range(2)]
 
     def variance(inputs: Any) -> Any:
-        return {"variance": torch.cat([own["x"].double() for own in inputs]).var()}
+        return {"variance": torch.cat([rank_input["x"].double() for rank_input in inputs]).var()}
 
     rounded = [{"x": rows[0]["x"].double() * (1 + 2.0**-24)}, rows[1]]
     error = abs(variance(rounded)["variance"] - variance(rows)["variance"])
@@ -119,13 +119,13 @@ def test_one_case_near_the_allowed_error_is_tried_with_more_seeds(
 ) -> None:
     """The drawn numbers tell the runner its seed: it answers wrongly for those in `refused`."""
     seeds = {}
-    (one, _) = SAME.cases
+    (case, _) = SAME.cases
     for seed in ("1", "1, again 0", "1, again 1"):
-        (rank_input,) = SAME.inputs(one, case_generator(seed, "t/same", one))
+        (rank_input,) = SAME.inputs(case, case_generator(seed, "t/same", case))
         seeds[rank_input["own"]["x"][0].item()] = seed
 
     def runner(check: Check, case: Case, inputs: Any) -> Observed:
-        wrong = seeds.get(inputs[0]["own"]["x"][0].item()) in refused
-        return Observed([check.program(lambda x: x * (1 + error * wrong), inputs[0])])
+        is_refused = seeds.get(inputs[0]["own"]["x"][0].item()) in refused
+        return Observed([check.program(lambda x: x * (1 + error * is_refused), inputs[0])])
 
     assert run_check("t/same", SAME, runner, seed="1").passed == passes

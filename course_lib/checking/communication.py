@@ -61,13 +61,13 @@ class Allowed:
 
 
 def expect_as_reference(
-    case: Case, own: Sequence[Any], trace: Trace, right: Trace, allowed: Allowed, *, timed: bool
+    case: Case, inputs: Sequence[Any], trace: Trace, right: Trace, allowed: Allowed, *, timed: bool
 ) -> None:
     """Raise `Wrong` if a rank does not communicate as the reference does, or as is `allowed`.
 
     Args:
         case: the case.
-        own: the ranks' inputs.
+        inputs: the ranks' inputs.
         trace: what the student's function did.
         right: what the reference did.
         allowed: the exceptions.
@@ -84,10 +84,12 @@ def expect_as_reference(
             _expect_peers(rank, events, ours[rank])
         if allowed.calls is not None:
             for kind in dict.fromkeys(event.kind for event in events):
-                calls = max(sum(event.kind == kind for event in each) for each in like)
+                calls = max(
+                    sum(event.kind == kind for event in calls_of_rank) for calls_of_rank in like
+                )
                 _expect_calls(rank, events, kind, calls + allowed.calls, allowed.hint)
         if allowed.slack is not None:
-            slack = allowed.slack if isinstance(allowed.slack, int) else allowed.slack(own[rank])
+            slack = allowed.slack if isinstance(allowed.slack, int) else allowed.slack(inputs[rank])
             _expect_bytes(rank, events, max(map(_sent, like)) + slack, allowed.hint)
         alone = len(case.members(rank)) == 1
         if not alone:
@@ -102,9 +104,9 @@ def expect_as_reference(
 
 
 def _expect_kinds(rank: int, events: Sequence[Event], kinds: set[str]) -> None:
-    if others := [event for event in events if event.kind not in kinds]:
+    if strangers := [event for event in events if event.kind not in kinds]:
         names = f"{' and '.join(sorted(kinds))} only" if kinds else "no communication"
-        raise Wrong(f"rank {rank} calls {in_words(others)}; this task allows {names}")
+        raise Wrong(f"rank {rank} calls {in_words(strangers)}; this task allows {names}")
 
 
 def _expect_peers(rank: int, events: Sequence[Event], ours: Sequence[Event]) -> None:
@@ -112,10 +114,11 @@ def _expect_peers(rank: int, events: Sequence[Event], ours: Sequence[Event]) -> 
     peers = {event.peer for event in ours if event.kind in ("send", "recv")}
     messages = [event for event in events if event.kind in ("send", "recv")]
     if strangers := [event for event in messages if event.peer not in peers]:
-        known = sorted(peer for peer in peers if peer is not None)
+        allowed_peers = sorted(peer for peer in peers if peer is not None)
         raise Wrong(
             f"rank {rank} may exchange messages only with "
-            f"{names_inside(known) if known else 'nobody'} here, but calls {in_words(strangers)}"
+            f"{names_inside(allowed_peers) if allowed_peers else 'nobody'} here, but calls "
+            f"{in_words(strangers)}"
         )
 
 
@@ -134,36 +137,36 @@ def _sent(events: Sequence[Event]) -> int:
 
 
 def _expect_bytes(
-    rank: int, events: Sequence[Event], limit: int, hint: str, which: str = ""
+    rank: int, events: Sequence[Event], limit: int, hint: str, scope: str = ""
 ) -> None:
     if (total := _sent(events)) > limit:
         raise Wrong(
-            f"rank {rank} sends {format_bytes(total)}{which}, expected at most "
+            f"rank {rank} sends {format_bytes(total)}{scope}, expected at most "
             f"{format_bytes(limit)}. It sends: {in_words([e for e in events if sent(e)])}",
             hint,
         )
 
 
 def _expect_received(
-    rank: int, events: Sequence[Event], ours: Sequence[Event], least: float
+    rank: int, events: Sequence[Event], ours: Sequence[Event], share: float
 ) -> None:
-    total, wanted = sum(map(received, events)), math.ceil(least * sum(map(received, ours)))
-    if total < wanted:
+    total, needed = sum(map(received, events)), math.ceil(share * sum(map(received, ours)))
+    if total < needed:
         raise Wrong(
             f"rank {rank} receives {format_bytes(total)}, expected at least "
-            f"{format_bytes(wanted)}. It receives: {in_words([e for e in events if received(e)])}",
+            f"{format_bytes(needed)}. It receives: {in_words([e for e in events if received(e)])}",
             "A rank must get numbers of other ranks in messages, not from files or shared memory.",
         )
 
 
 def _expect_order(rank: int, events: Sequence[Event], ours: Sequence[Event], hint: str) -> None:
-    launched, right = ([(e.kind, e.bytes) for e in each] for each in (events, ours))
+    launched, right = ([(e.kind, e.bytes) for e in calls] for calls in (events, ours))
     if launched != right:
-        sizes, wanted = (
-            ", ".join(f"{kind} {format_bytes(size)}" for kind, size in each) or "nothing"
-            for each in (launched, right)
+        sizes, expected = (
+            ", ".join(f"{kind} {format_bytes(size)}" for kind, size in calls) or "nothing"
+            for calls in (launched, right)
         )
-        raise Wrong(f"rank {rank} launches: {sizes}; expected in this order: {wanted}", hint)
+        raise Wrong(f"rank {rank} launches: {sizes}; expected in this order: {expected}", hint)
 
 
 def _expect_computed(
@@ -173,18 +176,18 @@ def _expect_computed(
 
     A rank reports its computation itself, and could report all of it at the most favourable moment.
     """
-    for event, (least, most) in zip(events, limits, strict=False):
+    for event, (lower, upper) in zip(events, limits, strict=False):
         early = computed(trace, rank, event.start)
         late = computed(trace, rank, event.end)
-        if early < least * (1 - 1e-6) - 1e-9:
-            when, seconds, bound, limit = "is launched after", early, "at least", least
-        elif late > most * (1 + 1e-6) + 1e-9:
-            when, seconds, bound, limit = "ends after", late, "at most", most
+        if early < lower * (1 - 1e-6) - 1e-9:
+            verb, seconds, bound, limit = "is launched after", early, "at least", lower
+        elif late > upper * (1 + 1e-6) + 1e-9:
+            verb, seconds, bound, limit = "ends after", late, "at most", upper
         else:
             continue
-        unit, scale = unit_of(max(early, late, least))
+        unit, scale = unit_of(max(early, late, lower))
         raise Wrong(
-            f"rank {rank}: {name_of(event)} {when} {scale * seconds:.4g} {unit} of computation, "
+            f"rank {rank}: {name_of(event)} {verb} {scale * seconds:.4g} {unit} of computation, "
             f"expected {bound} {scale * limit:.4g} {unit}",
             "In this check's program, computation comes before the communication that needs it, "
             "and waits for what it needs. Leave compute() as it is.",
@@ -192,10 +195,10 @@ def _expect_computed(
 
 
 def _expect_time(trace: Trace, right: Trace, factor: float, hint: str) -> None:
-    took, most = trace.makespan, right.makespan * factor
-    if took > most + 1e-9:
-        unit, scale = unit_of(max(most, took))
-        needed, allowed = numbers_apart(took * scale, most * scale, 4)
+    took, longest = trace.makespan, right.makespan * factor
+    if took > longest + 1e-9:
+        unit, scale = unit_of(max(longest, took))
+        needed, allowed = numbers_apart(took * scale, longest * scale, 4)
         last = max(trace.operations, key=lambda event: event.end, default=None)
         end = (
             ""
@@ -227,15 +230,15 @@ def sends_at_most(
         hint: the hint if a rank sends more.
 
     """
-    counted_kinds, others = None if kinds is None else tuple(kinds), frozenset(besides)
-    which = f" by {', '.join(counted_kinds)}" if counted_kinds else ""
-    which += f" (without {', '.join(sorted(others))})" if others else ""
+    counted_kinds, left_out = None if kinds is None else tuple(kinds), frozenset(besides)
+    scope = f" by {', '.join(counted_kinds)}" if counted_kinds else ""
+    scope += f" (without {', '.join(sorted(left_out))})" if left_out else ""
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
         for rank in range(case.world_size):
             events = operations(trace, rank, counted_kinds)
-            events = [event for event in events if event.kind not in others]
-            _expect_bytes(rank, events, _limit(limit, case, rank), hint, which)
+            events = [event for event in events if event.kind not in left_out]
+            _expect_bytes(rank, events, _limit(limit, case, rank), hint, scope)
 
     return Expectation(test)
 
@@ -290,11 +293,11 @@ _SAID = 4
 
 def operations(trace: Trace, rank: int, kinds: Iterable[str] | None = None) -> list[Event]:
     """Return the rank's operations in the order of their launch; if given, only of these kinds."""
-    wanted = None if kinds is None else set(kinds)
+    wanted_kinds = None if kinds is None else set(kinds)
     return [
         event
         for event in trace.operations
-        if event.rank == rank and (wanted is None or event.kind in wanted)
+        if event.rank == rank and (wanted_kinds is None or event.kind in wanted_kinds)
     ]
 
 
@@ -358,11 +361,11 @@ def in_words(events: Sequence[Event]) -> str:
     for event in events:
         groups.setdefault((event.kind, event.peer, event.where), []).append(event.bytes)
     lines = [
-        f"{len(sizes)} × {_in_words(*named, sizes)}"
-        for named, sizes in list(groups.items())[:_SAID]
+        f"{len(sizes)} × {_in_words(*operation, sizes)}"
+        for operation, sizes in list(groups.items())[:_SAID]
     ]
-    if rest := sum(map(len, list(groups.values())[_SAID:])):
-        lines.append(f"{counted(rest, 'more operation')}")
+    if left := sum(map(len, list(groups.values())[_SAID:])):
+        lines.append(f"{counted(left, 'more operation')}")
     return "; ".join(lines) or "nothing"
 
 
@@ -371,10 +374,10 @@ def name_of(event: Event) -> str:
     return _in_words(event.kind, event.peer, event.where, [event.bytes])
 
 
-def _in_words(kind: str, peer: int | None, where: str, sizes: Sequence[int]) -> str:
+def _in_words(kind: str, peer: int | None, line: str, sizes: Sequence[int]) -> str:
     size = format_bytes(min(sizes))
     if max(sizes) > min(sizes):
         size += f" to {format_bytes(max(sizes))}"
-    named = {"send": f" to rank {peer}", "recv": f" from rank {peer}"}
-    whom = "" if peer is None else named.get(kind, f" with root {peer}")
-    return f"{kind}{whom}, {size}" + (f" ({where})" if where else "")
+    direction = {"send": f" to rank {peer}", "recv": f" from rank {peer}"}
+    whom = "" if peer is None else direction.get(kind, f" with root {peer}")
+    return f"{kind}{whom}, {size}" + (f" ({line})" if line else "")

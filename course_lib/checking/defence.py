@@ -100,8 +100,11 @@ class Defence(Check):
         if isinstance(drawn, Case):
             case, inputs = drawn, about.inputs(drawn, case_generator(seed, self.of, drawn))
         else:
-            case, own = drawn
-            inputs = [{"form": {**vars(case.form), "seed": 0}, "own": each} for each in own]
+            case, own_inputs = drawn
+            inputs = [
+                {"form": {**vars(case.form), "seed": 0}, "own": rank_input}
+                for rank_input in own_inputs
+            ]
         observed = run(about, case, inputs)
         assert isinstance(observed, Observed) and observed.trace is not None
         kinds = kinds_for(observed.trace)
@@ -137,7 +140,7 @@ def parts_of(i: int) -> tuple[str, str]:
     return f"question {i + 1}", f"question {i + 1} in set 1"
 
 
-def _answer(answers: Callable[[], Any], own: Any, given: Given) -> Any:
+def _answer(answers: Callable[[], Any], inputs: Any, case: Given) -> Any:
     return answers()
 
 
@@ -200,7 +203,7 @@ def defend(
     print(f"{case.name}\n{WORDS}")
     for i, question in enumerate(questions, 1):
         print(f"{i}. {question.text}")
-    for rank in sorted({each.rank for each in questions}) if student is None else ():
+    for rank in sorted({question.rank for question in questions}) if student is None else ():
         print(f"The answers are in the calls of rank {rank} in this run:")
         for i, call in enumerate(calls_of(trace, rank), 1):
             print(f"   {i}. {named(call)}")
@@ -232,15 +235,15 @@ def lines_of_calls(trace: Trace, generator: torch.Generator) -> Question:
     """Ask which lines make some of a rank's calls."""
     rank, calls = _drawn(trace, generator)
     functions, chosen = _chosen(calls, generator)
-    which = f"{_in_words(f'call {i + 1}' for i in chosen)} of rank {rank}"
-    return _on_lines(functions, which, "lines", rank, chosen)
+    calls_in_words = f"{_in_words(f'call {i + 1}' for i in chosen)} of rank {rank}"
+    return _on_lines(functions, calls_in_words, "lines", rank, chosen)
 
 
 def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
     """Ask which lines make the first calls that are launched when earlier ones have ended."""
     rank, calls = _drawn(trace, generator)
     after = {
-        i: next(each for each in calls if each.start >= call.end)
+        i: next(later for later in calls if later.start >= call.end)
         for i, call in enumerate(calls)
         if call.end <= calls[-1].start
     }
@@ -249,8 +252,8 @@ def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
     functions, chosen = _chosen([*after.values()], generator)
     ended = [list(after)[i] for i in chosen]
     ends = _in_words(f"of call {i + 1}" for i in ended)
-    which = f"the first call that rank {rank} starts after the end {ends}"
-    return _on_lines(functions, which, "after", rank, ended)
+    calls_in_words = f"the first call that rank {rank} starts after the end {ends}"
+    return _on_lines(functions, calls_in_words, "after", rank, ended)
 
 
 def lines_before(trace: Trace, generator: torch.Generator) -> Question:
@@ -263,8 +266,8 @@ def lines_before(trace: Trace, generator: torch.Generator) -> Question:
     functions, chosen = _chosen([calls[i] for i in last], generator)
     times = [(calls[last[i]].start + until[last[i]]) / 2 for i in chosen]
     limits = _in_words(f"before {1e6 * time:.4g} µs" for time in times)
-    which = f"the last call that rank {rank} starts {limits}, from the first start on"
-    return _on_lines(functions, which, "before", rank, times)
+    calls_in_words = f"the last call that rank {rank} starts {limits}, from the first start on"
+    return _on_lines(functions, calls_in_words, "before", rank, times)
 
 
 def _alike(calls: Iterable[Event]) -> bool:
@@ -283,10 +286,10 @@ def _chosen(calls: Sequence[Event], generator: torch.Generator) -> tuple[Sequenc
     groups: set[tuple[str, ...]] = {(name,) for call in calls for name, _ in call.lines}
     groups |= {tuple(sorted({call.lines[i][0] for call in calls})) for i in range(-depth, depth)}
     lines = {group: [lines_in(call, group) for call in calls] for group in sorted(groups)}
-    clear = [group for group in lines if all(len(each) < 2 for each in lines[group])]
+    clear = [group for group in lines if all(len(call_lines) < 2 for call_lines in lines[group])]
     differing = [group for group in clear if len({*itertools.chain(*lines[group])}) > 1]
     group = one_of(generator, *(differing or clear))
-    places = [i for i, each in enumerate(lines[group]) if each]
+    places = [i for i, call_lines in enumerate(lines[group]) if call_lines]
     order = torch.randperm(len(places), generator=generator).tolist()
     return group, [places[i] for i in order[:_AT_ONCE]]
 
@@ -298,18 +301,18 @@ def lines_in(call: Event, functions: Collection[str]) -> list[int]:
 
 def _on_lines(
     functions: Sequence[str],
-    which: str,
+    calls_in_words: str,
     asks: Literal["lines", "after", "before"],
     rank: int,
     about: Sequence[float],
 ) -> Question:
     names = " or ".join(f"`{name}`" for name in functions)
-    text = f"Which lines of {names} make {which}?"
+    text = f"Which lines of {names} make {calls_in_words}?"
     return Question(text, asks, rank, tuple(about), tuple(functions))
 
 
-def _in_words(each: Iterable[str]) -> str:
-    *first, last = each
+def _in_words(phrases: Iterable[str]) -> str:
+    *first, last = phrases
     return f"{', '.join(first)} and {last}" if first else last
 
 

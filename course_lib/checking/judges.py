@@ -3,7 +3,7 @@
     "train": by_judge(
         "train",
         inputs=race_inputs,     inputs(case, generator): draws one input for each rank
-        program=run_race,       program(function, own, given): calls it on a rank, returns values
+        program=run_race,       program(function, inputs, case): calls it on a rank, returns values
         judge=reaches_target,   judge(case, inputs, values): raises `Wrong`
         cases=(SMALL, LARGE),
     )
@@ -43,7 +43,7 @@ def by_judge(
     Args:
         function: name of the student's function.
         inputs: ``inputs(case, generator)`` draws one plain value per rank, usually a dict.
-        program: ``program(function, own, given)`` runs on every rank.
+        program: ``program(function, inputs, case)`` runs on every rank.
         judge: ``judge(case, inputs, values)`` raises `Wrong`. ``@sees(form)`` declares which form
             of values it can look at.
         cases: the public cases.
@@ -61,14 +61,16 @@ def by_judge(
     def drawn(case: Case, generator: torch.Generator) -> list[Any]:
         every = inputs(case, generator)
         form = {**vars(case.form), "seed": int(torch.randint(2**31, (), generator=generator))}
-        return [{"form": form, "own": own} for own in every]
+        return [{"form": form, "own": rank_input} for rank_input in every]
 
     def judged(case: Case, rank_inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        own = [each["own"] for each in rank_inputs]
+        own_inputs = [rank_input["own"] for rank_input in rank_inputs]
         expect_right(
             *(rank_program, case, rank_inputs, outputs),
-            lambda rank, value, name: expect_form(value, tester.form_of(case, own, rank), name),
-            lambda values: tester.test(case, own, values),
+            lambda rank, value, name: expect_form(
+                value, tester.form_of(case, own_inputs, rank), name
+            ),
+            lambda values: tester.test(case, own_inputs, values),
         )
 
     return Check(
@@ -80,7 +82,9 @@ def by_judge(
         seconds=seconds,
         expects=tuple(expects),
         worth=dict(worth or {}),
-        answers=None if answers is None else lambda own, question: answers(own["own"], question),
+        answers=None
+        if answers is None
+        else lambda rank_input, question: answers(rank_input["own"], question),
         withheld=tuple(withheld),
         only_on=tuple(only_on),
     )
@@ -133,9 +137,9 @@ def opened(rank: int, output: Any) -> tuple[Any, Any]:
 def _effects(
     program: RankProgram, rank: int, rank_input: Any, value: Any, report: Any
 ) -> list[Effect]:
-    seed, own = rank_input["form"]["seed"], without(rank_input["own"], program.withheld)
+    seed, own_input = rank_input["form"]["seed"], without(rank_input["own"], program.withheld)
     try:
-        return effects_of(report, own, value, may_change=program.may_change, seed=seed)
+        return effects_of(report, own_input, value, may_change=program.may_change, seed=seed)
     except ValueError:
         raise Wrong(f"rank {rank} gave an answer that cannot be read") from None
 
@@ -161,9 +165,9 @@ def equally_likely(counts: Iterable[int], kinds: int) -> bool:
         kinds: the number of results that are possible, at least two, all equally likely.
 
     """
-    seen = torch.tensor(list(counts), dtype=torch.float64)
-    expected = seen.sum() / kinds
-    never = (kinds - len(seen)) * expected
-    chi2 = ((seen - expected) ** 2 / expected).sum() + never
+    observed = torch.tensor(list(counts), dtype=torch.float64)
+    expected = observed.sum() / kinds
+    never = (kinds - len(observed)) * expected
+    chi2 = ((observed - expected) ** 2 / expected).sum() + never
     freedom = torch.tensor((kinds - 1) / 2, dtype=torch.float64)
     return bool(torch.special.gammaincc(freedom, chi2 / 2) > CHANCE)

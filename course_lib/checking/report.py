@@ -100,12 +100,12 @@ class CheckReport:
         The lists are sorted by their first cases, from simple to hard.
         """
         causes: dict[object, list[CaseResult]] = {}
-        for result in sorted((each for each in self.results if not each.passed), key=_place):
+        for result in sorted((result for result in self.results if not result.passed), key=_place):
             causes.setdefault((result.hidden, cause_of(result.reason)), []).append(result)
         order = {id(result): i for i, result in enumerate(self.results)}
         return [
-            [first, *sorted(others, key=lambda each: order[id(each)])]
-            for first, *others in causes.values()
+            [first, *sorted(similar, key=lambda result: order[id(result)])]
+            for first, *similar in causes.values()
         ]
 
     @property
@@ -117,7 +117,7 @@ class CheckReport:
         """Return a case's name, or the number of a hidden case."""
         if not result.hidden:
             return result.name
-        number = next(i for i, each in enumerate(self.results, 1) if each is result)
+        number = next(i for i, listed in enumerate(self.results, 1) if listed is result)
         return f"hidden case {number}"
 
     @staticmethod
@@ -131,10 +131,10 @@ class CheckReport:
         if self.undecided:
             return f"{self.name}: {self.undecided}"
         good = sum(result.passed for result in self.results)
-        where = f", on {' and on '.join(self.places)}" if self.places else ""
+        places = f", on {' and on '.join(self.places)}" if self.places else ""
         alone = " (only this case was run)" if self.alone else ""
         of = counted(len(self.results), "case")
-        return f"{self.name}: {good} of {of} passed{where}{alone}"
+        return f"{self.name}: {good} of {of} passed{places}{alone}"
 
     @property
     def points(self) -> str:
@@ -193,7 +193,7 @@ class CheckReport:
         lines = [self.heading]
         lines += [f"  ✓ {self.title_of(result)}" for result in self.results if result.passed]
         explained = False
-        for first, *others in self.causes:
+        for first, *similar in self.causes:
             lines.append(f"  ✗ {self.title_of(first)}")
             # One full explanation helps, ten do not. For a hidden case it would reveal the case.
             full = bool(first.detail) and not explained and not first.hidden
@@ -201,9 +201,9 @@ class CheckReport:
             if full:
                 lines.append(textwrap.indent(first.detail, _IN))
                 explained = True
-            if others:
-                names = _the_first(list(map(self.title_of, others)))
-                lines += _wrapped(f"{self.the_same(len(others))}: {names}")
+            if similar:
+                names = _the_first(list(map(self.title_of, similar)))
+                lines += _wrapped(f"{self.the_same(len(similar))}: {names}")
         lines += [f"  {self.points}"] if self.points else []
         return "\n".join(lines)
 
@@ -239,9 +239,9 @@ def _place(result: CaseResult) -> tuple[Any, ...]:
     return not result.ran, result.hidden, () if result.hidden else tuple(result.difficulty)
 
 
-def _the_first(names: Sequence[str], most: int = 2) -> str:
-    more = [f"and {len(names) - most} more"] if len(names) > most else []
-    return " · ".join([*names[:most], *more])
+def _the_first(names: Sequence[str], limit: int = 2) -> str:
+    remainder = [f"and {len(names) - limit} more"] if len(names) > limit else []
+    return " · ".join([*names[:limit], *remainder])
 
 
 def _wrapped(text: str) -> list[str]:
@@ -301,19 +301,19 @@ def html_of(report: CheckReport, picture: tuple[bytes, str] | None = None) -> st
         names = _list(_text(report.title_of(result)) for result in good)
         parts.append(f"<details><summary>{_mark(True)} {count}</summary>{names}</details>")
     for number, results in enumerate(report.causes):
-        drawn = picture if any(each.name == report.traced for each in results) else None
+        drawn = picture if any(result.name == report.traced for result in results) else None
         parts.append(_cause(report, results, drawn, first=number == 0))
     parts += [f"<p>{_text(report.points)}</p>"] if report.points else []
     # Both classes prevent a dollar sign from being read as the start of a formula.
-    kept = "course-report tex2jax_ignore mathjax_ignore"
-    return f'{_STYLE}<div class="{kept}">{"".join(parts)}</div>'
+    classes = "course-report tex2jax_ignore mathjax_ignore"
+    return f'{_STYLE}<div class="{classes}">{"".join(parts)}</div>'
 
 
 def _cause(
     report: CheckReport, results: list[CaseResult], picture: tuple[bytes, str] | None, first: bool
 ) -> str:
     """Return the cases that failed for one reason: the simplest in full, the others below it."""
-    shown, *others = results
+    shown, *similar = results
     full = bool(shown.detail) and not shown.hidden
     body = [f"<p>{_text(shown.summary if full and shown.summary else shown.reason)}</p>"]
     body += [_paragraphs(shown.detail)] if full else []
@@ -323,9 +323,11 @@ def _cause(
         name, case = (json.dumps(text, ensure_ascii=False) for text in (report.name, shown.name))
         line = f"check({name}, {report.function}, case={case})"
         body.append(f"<p>To run only this case: <code>{_text(line)}</code></p>")
-    if others:
-        names = _list(f"{_text(report.title_of(each))}<br>{_text(each.reason)}" for each in others)
-        summary = f"<summary>{_text(report.the_same(len(others)))}</summary>"
+    if similar:
+        names = _list(
+            f"{_text(report.title_of(result))}<br>{_text(result.reason)}" for result in similar
+        )
+        summary = f"<summary>{_text(report.the_same(len(similar)))}</summary>"
         body.append(f"<details>{summary}{names}</details>")
     return (
         f'<details class="case{" first" if first else ""}"{" open" if first else ""}>'
@@ -343,11 +345,11 @@ def _paragraphs(text: str) -> str:
     )
 
 
-def _picture(case: str, png: bytes, words: str) -> str:
+def _picture(case: str, png: bytes, description: str) -> str:
     data = base64.b64encode(png).decode("ascii")
     return (
         f"<p>The ranks over time in the case ‘{_text(case)}’:</p>"
-        f'<img alt="{_text(words)}" src="data:image/png;base64,{data}">'
+        f'<img alt="{_text(description)}" src="data:image/png;base64,{data}">'
     )
 
 

@@ -48,7 +48,7 @@ def _coarse(drawn: Tensor) -> Tensor:
     return (drawn / unit).round() * unit
 
 
-def moved_inputs(own: Sequence[Any], dtype: str) -> list[Any]:
+def moved_inputs(inputs: Sequence[Any], dtype: str) -> list[Any]:
     """Return inputs in float64: as they are, then `SAMPLES` times moved by a rounding."""
     generator = torch.Generator().manual_seed(0)
     unit = torch.finfo(getattr(torch, dtype)).eps / 2 * _far(dtype)
@@ -61,7 +61,7 @@ def moved_inputs(own: Sequence[Any], dtype: str) -> list[Any]:
         return tensor.double() * (1 + by * signs)
 
     moves = [(0.0, False), *((unit, bool(n % 2)) for n in range(SAMPLES))]
-    return [with_tensors(list(own), partial(moved, by=by, together=t)) for by, t in moves]
+    return [with_tensors(list(inputs), partial(moved, by=by, together=t)) for by, t in moves]
 
 
 def bounds_from(value: Any, sampled: Sequence[Any], dtype: str) -> dict[str, float]:
@@ -77,7 +77,7 @@ def bounds_from(value: Any, sampled: Sequence[Any], dtype: str) -> dict[str, flo
 
     """
     unit = torch.finfo(getattr(torch, dtype)).eps / 2
-    exact, *moved = (dict(leaves(each)) for each in sampled)
+    exact, *moved = (dict(leaves(sample)) for sample in sampled)
     bounds = {}
     for place, rounded in leaves(value):
         if place not in exact:

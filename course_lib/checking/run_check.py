@@ -138,37 +138,39 @@ def run_check(
     """
     examined: list[_Examined] = []
     for case, is_hidden in [*((c, False) for c in check.cases), *((c, True) for c in hidden)]:
-        one = _Examined(case, is_hidden)
-        timeouts = sum(isinstance(each.error, RankTimeout) for each in examined)
+        current = _Examined(case, is_hidden)
+        timeouts = sum(isinstance(trial.error, RankTimeout) for trial in examined)
         if timeouts >= MAX_TIMEOUTS:
             reason = f"not run, because {timeouts} earlier cases took longer than their limit"
             lost = dict.fromkeys(case.decides or check.worth, False)
-            one.result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, lost, ran=False)
+            current.result = CaseResult(
+                case.name, False, reason, "", 0.0, is_hidden, lost, ran=False
+            )
         else:
-            _examine(name, check, one, run, seed)
-        examined.append(one)
-        progress(one.result)
+            _examine(name, check, current, run, seed)
+        examined.append(current)
+        progress(current.result)
     _try_again(name, check, run, seed, examined)
     for is_hidden in (False, True):
-        wrong = [each for each in examined if each.finding and each.hidden == is_hidden]
-        hints = agreed([each.finding for each in wrong if each.finding])
-        for each, hint in zip(wrong, hints, strict=True):
-            assert each.finding is not None
-            each.result = replace(each.result, reason=_reason_of(each.finding, hint))
-    ran = [each for each in examined if each.result.ran and not each.hidden]
+        refused = [trial for trial in examined if trial.finding and trial.hidden == is_hidden]
+        hints = agreed([trial.finding for trial in refused if trial.finding])
+        for trial, hint in zip(refused, hints, strict=True):
+            assert trial.finding is not None
+            trial.result = replace(trial.result, reason=_reason_of(trial.finding, hint))
+    ran = [trial for trial in examined if trial.result.ran and not trial.hidden]
     if explain and check.drawn is not None:
-        _explain(name, check, run, seed, [each for each in ran if not each.result.passed])
-    failed = [each for each in ran if not each.result.passed]
+        _explain(name, check, run, seed, [trial for trial in ran if not trial.result.passed])
+    failed = [trial for trial in ran if not trial.result.passed]
     # With `only_on`, the messages are the check's own: no student has sent one.
-    timed = [each for each in failed if each.trace is not None and each.trace.makespan > 0]
+    timed = [trial for trial in failed if trial.trace is not None and trial.trace.makespan > 0]
     shown = min(
         [] if check.only_on else timed,
-        key=lambda each: tuple(each.result.difficulty),
+        key=lambda trial: tuple(trial.result.difficulty),
         default=None,
     )
     return CheckReport(
         name,
-        tuple(each.result for each in examined),
+        tuple(trial.result for trial in examined),
         check.worth,
         trace=shown.trace if shown is not None else None,
         traced=shown.case.name if shown is not None else "",
@@ -178,21 +180,21 @@ def run_check(
 
 def _try_again(name: str, check: Check, run: Runner, seed: str, examined: list[_Examined]) -> None:
     """Try a case that alone has failed, and nearly passed, with more seeds; see `MORE_SEEDS`."""
-    failed = [index for index, each in enumerate(examined) if not each.result.passed]
-    one = examined[failed[0]] if len(failed) == 1 else None
-    if one is None or one.finding is None or not one.finding.near:
+    failed = [index for index, trial in enumerate(examined) if not trial.result.passed]
+    suspect = examined[failed[0]] if len(failed) == 1 else None
+    if suspect is None or suspect.finding is None or not suspect.finding.near:
         return
-    tried = [_Examined(one.case, one.hidden) for _ in range(MORE_SEEDS)]
-    for n, each in enumerate(tried):
-        _examine(name, check, each, run, f"{seed}, again {n}")
-    if all(each.result.passed for each in tried):
+    tried = [_Examined(suspect.case, suspect.hidden) for _ in range(MORE_SEEDS)]
+    for n, trial in enumerate(tried):
+        _examine(name, check, trial, run, f"{seed}, again {n}")
+    if all(trial.result.passed for trial in tried):
         examined[failed[0]] = tried[0]
 
 
 def _explain(name: str, check: Check, run: Runner, seed: str, failed: list[_Examined]) -> None:
     """Find out by trial which special thing makes the simplest failed case fail, and say so."""
-    one = min(failed, key=lambda each: each.case.difficulty, default=None)
-    if one is None or isinstance(one.error, RankTimeout):
+    simplest = min(failed, key=lambda trial: trial.case.difficulty, default=None)
+    if simplest is None or isinstance(simplest.error, RankTimeout):
         return
 
     def passes(case: Case) -> bool:
@@ -200,20 +202,20 @@ def _explain(name: str, check: Check, run: Runner, seed: str, failed: list[_Exam
         _examine(name, check, trial, run, seed)
         return trial.result.passed
 
-    case, sentence = one.case, ""
+    case, sentence = simplest.case, ""
     if case.after is not None and passes(replace(case, after=None)):
         sentence = _KEPT
-    for part, plain, words in _SIMPLER:
+    for part, plain, explanation in _SIMPLER:
         special = getattr(case.form, part) != plain
         if (
             not sentence
             and special
             and passes(replace(case, form=replace(case.form, **{part: plain})))
         ):
-            sentence = words.format(**vars(case.form))
+            sentence = explanation.format(**vars(case.form))
     if sentence:
-        reason = f"{one.result.reason.rstrip('. ')}. {sentence}"
-        one.result = replace(one.result, reason=_cut(reason, MAX_REASON))
+        reason = f"{simplest.result.reason.rstrip('. ')}. {sentence}"
+        simplest.result = replace(simplest.result, reason=_cut(reason, MAX_REASON))
 
 
 def agreed(findings: Sequence[Wrong]) -> list[str]:
@@ -223,16 +225,16 @@ def agreed(findings: Sequence[Wrong]) -> list[str]:
     all the cases that it could explain. If two mistakes may be named, the one that explains more
     cases is.
     """
-    fits = [[words for words, hint in each.known.items() if hint] for each in findings]
+    fits = [[mistake for mistake, hint in finding.mistakes.items() if hint] for finding in findings]
     could, explains = Counter[str](), Counter[str]()
     for finding, fitting in zip(findings, fits, strict=True):
-        could.update(finding.known.keys())
+        could.update(finding.mistakes.keys())
         explains.update(fitting)
     hints = []
     for finding, fitting in zip(findings, fits, strict=True):
-        sure = [words for words in fitting if explains[words] == could[words]]
-        best = max(sure, key=lambda words: explains[words], default="")
-        hints.append(finding.known[best] if best else finding.otherwise)
+        sure = [mistake for mistake in fitting if explains[mistake] == could[mistake]]
+        best = max(sure, key=lambda mistake: explains[mistake], default="")
+        hints.append(finding.mistakes[best] if best else finding.otherwise)
     return hints
 
 
@@ -271,42 +273,42 @@ class _Examined:
     trouble: str = ""
 
 
-def _examine(name: str, check: Check, one: _Examined, run: Runner, seed: str) -> None:
+def _examine(name: str, check: Check, trial: _Examined, run: Runner, seed: str) -> None:
     """Run, judge and explain one case."""
-    case, cost = one.case, dict[str, float]()
+    case, cost = trial.case, dict[str, float]()
     draw = partial(_drawn, name, check, case, seed)
     inputs, start = draw(), time.monotonic()
     check.prepare(case, inputs)
     try:
         observed = replace(run(check, case, inputs), inputs=draw())
-        one.trace = observed.trace
-        if one.trace is not None and observed.network is not None:
-            cost = _cost(one.trace)
-        _judge(check, one, observed)
+        trial.trace = observed.trace
+        if trial.trace is not None and observed.network is not None:
+            cost = _cost(trial.trace)
+        _judge(check, trial, observed)
     except RanksError as failed:
-        one.error, one.trace = failed, failed.trace
+        trial.error, trial.trace = failed, failed.trace
         if hint := _copies(case, failed):
             failed.add_detail(hint)
     except NotPlainError as refused:
         raise AuthorError(f"{name}: the inputs of the case {case.name!r}: {refused}") from refused
     reason = detail = summary = ""
-    if (wrong := one.finding) is not None:
-        reason, detail = _reason_of(wrong, wrong.otherwise), wrong.detail
-    elif (error := one.error) is not None and _not_written(error):
+    if (finding := trial.finding) is not None:
+        reason, detail = _reason_of(finding, finding.otherwise), finding.detail
+    elif (error := trial.error) is not None and _not_written(error):
         reason = f"not written yet: NotImplementedError{f' ({error.where})' if error.where else ''}"
     elif error is not None:
         reason, detail, summary = _in_one_line(error), _explanation(error), error.summary
-    one.result = CaseResult(
+    trial.result = CaseResult(
         case.name,
         not reason,
         _cut(reason, MAX_REASON),
         _cut(detail, MAX_DETAIL),
         time.monotonic() - start,
-        one.hidden,
-        {part: not reason or part in one.granted for part in case.decides or check.worth},
-        in_short=case.in_short if one.error is None else one.error.in_short,
-        limit="" if one.error is None else one.error.limit,
-        trouble=one.trouble,
+        trial.hidden,
+        {part: not reason or part in trial.granted for part in case.decides or check.worth},
+        in_short=case.in_short if trial.error is None else trial.error.in_short,
+        limit="" if trial.error is None else trial.error.limit,
+        trouble=trial.trouble,
         summary=_cut(summary, MAX_REASON),
         difficulty=case.difficulty,
         cost=cost,
@@ -360,7 +362,7 @@ def _explanation(error: RanksError) -> str:
 # Judging one case -----------------------------------------------------------------------------
 
 
-def _judge(check: Check, one: _Examined, observed: Observed) -> None:
+def _judge(check: Check, trial: _Examined, observed: Observed) -> None:
     """Judge one case: note the finding, the parts of the points that it grants, and the trouble.
 
     Communication counts only if the values are right: a function that sends nothing must not earn
@@ -368,21 +370,21 @@ def _judge(check: Check, one: _Examined, observed: Observed) -> None:
 
     Args:
         check: the check.
-        one: the case.
+        trial: the case.
         observed: what the ranks returned and sent. Its inputs were drawn anew, because a program
             on the ranks may have changed those that it got.
 
     """
     try:
         _judge_handles(observed)
-        _judge_values(check, one, observed)
-        findings = _judge_communication(check, one, observed)
-    except Wrong as wrong:
-        one.finding = wrong
+        _judge_values(check, trial, observed)
+        findings = _judge_communication(check, trial, observed)
+    except Wrong as finding:
+        trial.finding = finding
         return
-    one.granted = {VALUES, COMMUNICATION, *check.worth} - findings.keys()
+    trial.granted = {VALUES, COMMUNICATION, *check.worth} - findings.keys()
     if findings:
-        one.finding = _together(list(findings.values()))
+        trial.finding = _together(list(findings.values()))
 
 
 def _judge_handles(observed: Observed) -> None:
@@ -396,18 +398,20 @@ def _judge_handles(observed: Observed) -> None:
         )
 
 
-def _judge_values(check: Check, one: _Examined, observed: Observed) -> None:
+def _judge_values(check: Check, trial: _Examined, observed: Observed) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # oracles are small: more threads would only wait for each other
     try:
-        check.judge(one.case, observed.inputs, observed.outputs)
-    except Wrong as wrong:
-        alone = one.case.after is None  # else the trace has another call, too
-        raise wrong.besides(_outside_the_group(one.case, observed.trace) if alone else "") from None
+        check.judge(trial.case, observed.inputs, observed.outputs)
+    except Wrong as finding:
+        alone = trial.case.after is None  # else the trace has another call, too
+        raise finding.besides(
+            _outside_the_group(trial.case, observed.trace) if alone else ""
+        ) from None
     except (AuthorError, OSError, MemoryError):  # not caused by an answer
         raise
     except Exception:
-        one.trouble = traceback.format_exc()
+        trial.trouble = traceback.format_exc()
         raise Wrong(
             "the answer has a form that this check does not expect",
             "Compare the types and shapes that your function returns with those of the task.",
@@ -416,17 +420,17 @@ def _judge_values(check: Check, one: _Examined, observed: Observed) -> None:
         torch.set_num_threads(threads)
 
 
-def _judge_communication(check: Check, one: _Examined, observed: Observed) -> dict[str, Wrong]:
+def _judge_communication(check: Check, trial: _Examined, observed: Observed) -> dict[str, Wrong]:
     """Return part of the points → its first finding."""
-    case, findings = one.case, dict[str, Wrong]()
+    case, findings = trial.case, dict[str, Wrong]()
     if observed.trace is None:
         return findings
     trace: Trace | None = observed.trace
     if check.computes is not None and observed.network:
         declared = check.computes(case, observed.inputs)
-        missing = _computed_too_little(declared, observed.trace)
-        if missing:
-            raise Wrong(missing, _PROGRAMS_OWN)
+        shortfall = _computed_too_little(declared, observed.trace)
+        if shortfall:
+            raise Wrong(shortfall, _PROGRAMS_OWN)
     _expect_few_empty(observed.trace)
     if case.after is not None:
         trace = after_the_barrier(observed.trace)
@@ -439,33 +443,33 @@ def _judge_communication(check: Check, one: _Examined, observed: Observed) -> di
     for expectation in check.expects:
         try:
             expectation.test(case, observed, trace)
-        except Wrong as wrong:
-            findings.setdefault(expectation.part, wrong)
+        except Wrong as finding:
+            findings.setdefault(expectation.part, finding)
         except AuthorError:
             raise
         except Exception:
-            one.trouble = traceback.format_exc()
-            words = "the messages have a form that this check does not expect"
-            findings.setdefault(expectation.part, Wrong(words))
+            trial.trouble = traceback.format_exc()
+            message = "the messages have a form that this check does not expect"
+            findings.setdefault(expectation.part, Wrong(message))
     return findings
 
 
 def _together(findings: Sequence[Wrong]) -> Wrong:
     """Return one finding that contains all of them."""
-    first, *others = findings
-    also = [f"Also: {_reason_of(other, other.hint).rstrip('.')}." for other in others]
-    hint = " ".join([each for each in (first.hint, *also) if each])
+    first, *further = findings
+    also = [f"Also: {_reason_of(other, other.hint).rstrip('.')}." for other in further]
+    hint = " ".join([sentence for sentence in (first.hint, *also) if sentence])
     return Wrong(first.message, hint, first.detail)
 
 
-def _reason_of(wrong: Wrong, hint: str) -> str:
+def _reason_of(finding: Wrong, hint: str) -> str:
     """Return a finding and a hint in one line."""
-    return _cut(f"{wrong.message}. {hint}" if hint else wrong.message, MAX_REASON)
+    return _cut(f"{finding.message}. {hint}" if hint else finding.message, MAX_REASON)
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, limit: int) -> str:
     """Return the text, or its beginning if it is longer than `most` characters."""
-    return text if len(text) <= most else f"{text[:most]} …"
+    return text if len(text) <= limit else f"{text[:limit]} …"
 
 
 def _expect_few_empty(trace: Trace) -> None:

@@ -30,8 +30,8 @@ NARROWER = {
 
 def floats_of(name: str, check: Check, case: Case) -> list[torch.Tensor]:
     inputs: list[Any] = list(check.inputs(case, case_generator("tests", name, case)))
-    found = tensors_in(inputs)
-    return [tensor for tensor in found if tensor.is_floating_point() and tensor.numel()]
+    tensors = tensors_in(inputs)
+    return [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
 
 
 EXACT = {

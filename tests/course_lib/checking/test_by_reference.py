@@ -49,8 +49,8 @@ def by_gathering(x: torch.Tensor, group: Any = None) -> torch.Tensor:
     return torch.stack(copies).sum(0)
 
 
-def program(function: Callable[..., Any], own: Any, given: Given) -> Any:
-    return {"the total": function(own["x"], group=given.group)}
+def program(function: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    return {"the total": function(inputs["x"], group=case.group)}
 
 
 def draw(d: Draw) -> list[Any]:
@@ -75,8 +75,8 @@ def sum_task(*cases: Case, **changes: Any) -> Check:
     return replace(check, cases=cases or (*plain[:2], replace(plain[2], form=IN_GROUPS)))
 
 
-def case(name: str, k: int, form: Form = PLAIN, **more: Any) -> Case:
-    return Case(name, k, {"seed": 0, "features": ()}, form, difficulty=(k,), **more)
+def case(name: str, k: int, form: Form = PLAIN, **options: Any) -> Case:
+    return Case(name, k, {"seed": 0, "features": ()}, form, difficulty=(k,), **options)
 
 
 def run(function: Callable[..., Any], check: Check | None = None) -> CheckReport:
@@ -109,7 +109,7 @@ def test_without_shares_a_task_is_all_or_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "form", "words"),
+    ("function", "form", "message"),
     [
         (lambda x, group=None: total(x, group) / dist.get_world_size(group), PLAIN, "the mean"),
         (lambda x, group=None: x.clone(), PLAIN, "equals the result of this rank alone"),
@@ -132,9 +132,9 @@ def test_without_shares_a_task_is_all_or_nothing() -> None:
          PLAIN, "never waits for the handle of all_reduce"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(function: Any, form: Form, words: str) -> None:
+def test_what_is_wrong_is_said(function: Any, form: Form, message: str) -> None:
     report = run(function, sum_task(case("a case", 4, form)))
-    assert words in report.reason
+    assert message in report.reason
 
 
 def test_a_mistake_is_named_only_if_it_explains_all_cases_that_it_could() -> None:
@@ -266,8 +266,8 @@ def test_after_two_cases_out_of_time_a_check_stops_and_says_so() -> None:
 
 def test_a_tensor_may_be_withheld() -> None:
     check = sum_task(
-        draw=lambda d: [{**own, "secret": torch.ones(3)} for own in draw(d)],
-        answers=lambda own, question: (own["secret"], 0.0),
+        draw=lambda d: [{**inputs, "secret": torch.ones(3)} for inputs in draw(d)],
+        answers=lambda inputs, question: (inputs["secret"], 0.0),
         withheld=["secret"],
     )
     assert run(total, check).passed
@@ -280,14 +280,14 @@ def again(name: str, k: int, form: Form = PLAIN) -> Case:
     return case(f"{name}, again", k, form, after=case(name, k))
 
 
-def into_one_buffer(x: torch.Tensor, group: Any = None, kept: dict[int, Any] = {}) -> torch.Tensor:  # noqa: B006
-    buffer: torch.Tensor = kept.setdefault(dist.get_rank(), torch.empty_like(x))
+def into_one_buffer(x: torch.Tensor, group: Any = None, buffers: dict[int, Any] = {}) -> Any:  # noqa: B006
+    buffer: torch.Tensor = buffers.setdefault(dist.get_rank(), torch.empty_like(x))
     dist.all_reduce(buffer.copy_(x), group=group)
     return buffer
 
 
-def in_the_first_group(x: torch.Tensor, group: Any = None, kept: dict[int, Any] = {}) -> Any:  # noqa: B006
-    return total(x, kept.setdefault(dist.get_rank(), group))
+def in_the_first_group(x: torch.Tensor, group: Any = None, groups: dict[int, Any] = {}) -> Any:  # noqa: B006
+    return total(x, groups.setdefault(dist.get_rank(), group))
 
 
 def adding_its_calls() -> Callable[..., Any]:
@@ -307,7 +307,7 @@ def destroying_the_group(x: torch.Tensor, group: Any = None) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("function", "form", "words"),
+    ("function", "form", "message"),
     [
         (destroying_the_group, PLAIN, "the process group was destroyed or replaced"),
         (into_one_buffer, PLAIN, "this call has changed the result of an earlier call"),
@@ -316,11 +316,11 @@ def destroying_the_group(x: torch.Tensor, group: Any = None) -> torch.Tensor:
     ],
 )
 def test_what_is_kept_from_one_call_to_the_next_is_found(
-    function: Any, form: Form, words: str
+    function: Any, form: Form, message: str
 ) -> None:
     check = sum_task(again("3 ranks", 3, form))
     assert run(total, check).passed
-    assert words in run(function, check).reason
+    assert message in run(function, check).reason
 
 
 def gathering_in_call(number: int) -> Callable[..., Any]:
@@ -372,19 +372,22 @@ def test_a_draw_gives_few_features_and_groups_of_no_even_spacing() -> None:
     assert check.cases[0].form == Form()
     grouped = [case for case in check.cases if case.form.groups]
     assert grouped
-    for one in grouped:
-        around, inner = one.groups
-        assert sorted([*around, *inner]) == list(range(one.world_size))
+    for drawn in grouped:
+        around, inner = drawn.groups
+        assert sorted([*around, *inner]) == list(range(drawn.world_size))
         assert inner[-1] - inner[0] == len(inner) - 1 and 0 in around
-        assert "in two groups" in one.name
+        assert "in two groups" in drawn.name
     assert check.hidden("a") != check.hidden("b") and check.hidden("a") == check.hidden("a")
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_numbers_of_half_precisions_add_up_without_rounding(dtype: str) -> None:
     check = sum_task(draw=lambda d: [{"x": 300 * d.randn(9, 5)} for _ in d.ranks])
-    one = case("4 ranks", 4, Form(dtype=dtype))
-    values = [each["own"]["x"] for each in check.inputs(one, case_generator("1", "t", one))]
+    drawn = case("4 ranks", 4, Form(dtype=dtype))
+    values = [
+        rank_input["own"]["x"]
+        for rank_input in check.inputs(drawn, case_generator("1", "t", drawn))
+    ]
     exact = sum(value.double() for value in values)
     for order in itertools.permutations(values):
         assert torch.equal(sum(order).double(), exact)
@@ -400,18 +403,18 @@ def test_where_terms_cancel_a_right_answer_may_differ_by_more() -> None:
     check = by_reference(
         "product",
         reference=f"{__name__}:product",
-        program=lambda function, own, given: {"product": function(own["x"])},
+        program=lambda function, inputs, settings: {"product": function(inputs["x"])},
         draw=lambda d: [{"x": d.randn(4, 1024)}],
         variety=Variety(ranks=(1,)),
     )
-    one, apart = case("1 rank", 1, Form(dtype="bfloat16")), 0
+    drawn, apart = case("1 rank", 1, Form(dtype="bfloat16")), 0
     for seed in range(20):
-        inputs = check.inputs(one, case_generator(str(seed), "t/product", one))
+        inputs = check.inputs(drawn, case_generator(str(seed), "t/product", drawn))
         answer = check.program(lambda x: (x[0] * x[1] * x[2] * x[3]).sum(), inputs[0])
         value, right = answer["value"]["product"], product(inputs[0]["own"]["x"])
         apart += not torch.allclose(value, right, rtol=2.0**-8, atol=0)
-        check.judge(one, inputs, [answer])
-        for wrong in (value + 100, value - 100):
+        check.judge(drawn, inputs, [answer])
+        for far_value in (value + 100, value - 100):
             with pytest.raises(Wrong):
-                check.judge(one, inputs, [{**answer, "value": {"product": wrong}}])
+                check.judge(drawn, inputs, [{**answer, "value": {"product": far_value}}])
     assert apart

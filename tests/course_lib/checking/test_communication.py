@@ -70,8 +70,8 @@ def finding(function: Callable[[], None], demand: Expectation | None) -> str:
     try:
         if demand is not None:
             demand.test(Case("a case", 3), Observed([], trace, NETWORK), trace)
-    except Wrong as wrong:
-        return wrong.message
+    except Wrong as found_fault:
+        return found_fault.message
     return ""
 
 
@@ -80,7 +80,7 @@ def in_order(*limits: tuple[float, float]) -> Expectation:
 
 
 @pytest.mark.parametrize(
-    ("demand", "right", "wrong", "words"),
+    ("demand", "right", "offender", "message"),
     [
         (sends_at_most(4000), all_reduce, twice, "rank 0 sends 7.8 KiB, expected at most 3.9 KiB"),
         (sends_at_most(0, kinds=["all_reduce"]), ring, all_reduce, "sends 3.9 KiB by all_reduce"),
@@ -97,10 +97,10 @@ def in_order(*limits: tuple[float, float]) -> Expectation:
     ],
 )
 def test_a_demand_is_met_and_missed(
-    demand: Expectation, right: Any, wrong: Any, words: str
+    demand: Expectation, right: Any, offender: Any, message: str
 ) -> None:
     assert finding(right, demand) == ""
-    assert words in finding(wrong, demand)
+    assert message in finding(offender, demand)
 
 
 def compared(function: Callable[[], None], reference: Callable[[], None], **allowed: Any) -> str:
@@ -108,13 +108,13 @@ def compared(function: Callable[[], None], reference: Callable[[], None], **allo
     case, traces = Case("a case", 4), (trace_of(function, 4), trace_of(reference, 4))
     try:
         expect_as_reference(case, [{}] * 4, *traces, Allowed(**allowed), timed=True)
-    except Wrong as wrong:
-        return wrong.message
+    except Wrong as fault:
+        return fault.message
     return ""
 
 
 @pytest.mark.parametrize(
-    ("function", "reference", "allowed", "words"),
+    ("function", "reference", "allowed", "message"),
     [
         (ring, all_reduce, {}, "calls 1 × send to rank 1, 3.9 KiB (test_communication.py, line"),
         (ring, all_reduce, {"kinds": ("send", "recv"), "calls": 1}, ""),
@@ -137,10 +137,10 @@ def compared(function: Callable[[], None], reference: Callable[[], None], **allo
     ],
 )
 def test_a_function_communicates_as_its_reference_or_as_is_allowed(
-    function: Any, reference: Any, allowed: dict[str, Any], words: str
+    function: Any, reference: Any, allowed: dict[str, Any], message: str
 ) -> None:
-    found = compared(function, reference, **allowed)
-    assert words in found if words else not found
+    result = compared(function, reference, **allowed)
+    assert message in result if message else not result
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "gather", "scatter", "reduce_scatter", "broadcast"])
@@ -149,24 +149,24 @@ def test_a_collective_hands_over_and_leaves_behind_what_its_tensors_hold(kind: s
     """Counted at the call: the tensors that a rank gives, and those that it is left with."""
 
     def call() -> tuple[int, int]:
-        x, many = torch.ones(5), [torch.ones(5) for _ in range(k)]
+        x, tensors = torch.ones(5), [torch.ones(5) for _ in range(k)]
         root = dist.get_rank() == 0
         if kind == "all_gather":
-            dist.all_gather(many, x)
+            dist.all_gather(tensors, x)
             return 20, 20 * k
         if kind == "gather":
-            dist.gather(x, many if root else None)
+            dist.gather(x, tensors if root else None)
             return 20, 20 * k if root else 0
         if kind == "scatter":
-            dist.scatter(x, many if root else None)
+            dist.scatter(x, tensors if root else None)
             return 20 * k if root else 0, 20
         if kind == "reduce_scatter":
-            dist.reduce_scatter(x, many)
+            dist.reduce_scatter(x, tensors)
             return 20 * k, 20
         dist.broadcast(x, 0)
         return (20, 0) if root else (0, 20)
 
     with Ranks(k, on="simulated") as ranks:
-        for rank, (given, left) in enumerate(ranks.run(call)):
+        for rank, (handed_over, left) in enumerate(ranks.run(call)):
             events = operations(ranks.trace, rank)
-            assert (sum(map(sent, events)), sum(map(received, events))) == (given, left)
+            assert (sum(map(sent, events)), sum(map(received, events))) == (handed_over, left)

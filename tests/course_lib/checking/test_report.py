@@ -36,11 +36,13 @@ class Read(HTMLParser):
         self.text += data
 
 
-def failed(name: str, reason: str, detail: str = "", **more: Any) -> CaseResult:
-    return CaseResult(name, False, reason, detail, 0.1, **more)
+def failed(name: str, reason: str, detail: str = "", **fields: Any) -> CaseResult:
+    return CaseResult(name, False, reason, detail, 0.1, **fields)
 
 
-def report_of(name: str, case: str, words: str, detail: str, value: str, got: str) -> CheckReport:
+def report_of(
+    name: str, case: str, sentence: str, detail: str, value: str, got: str
+) -> CheckReport:
     """Return a report with these texts in all places; causes do not depend on the texts."""
     detail = detail.replace("\n", " ")  # lines and blank lines make the paragraphs
     return CheckReport(
@@ -49,15 +51,15 @@ def report_of(name: str, case: str, words: str, detail: str, value: str, got: st
             CaseResult(f"right {case}", True, "", "", 0.1),
             failed(
                 f"a {case}",
-                f"x: expected <{value}, got {got}>. {words}",
+                f"x: expected <{value}, got {got}>. {sentence}",
                 f"table\n|{detail}|\n\n|{detail}|",
                 difficulty=(1,),
             ),
-            failed(f"b {case}", "exactly this", difficulty=(2,), summary=words, detail="d"),
+            failed(f"b {case}", "exactly this", difficulty=(2,), summary=sentence, detail="d"),
             failed(f"c {case}", "exactly this", difficulty=(3,)),
             failed(case, "It is wrong.", hidden=True),
         ),
-        worth={f"values {words}": 1.0},
+        worth={f"values {sentence}": 1.0},
         function=f"f{name}",
         traced=f"b {case}",
     )
@@ -70,10 +72,10 @@ MARKUP = st.sampled_from(
 
 @given(*[st.text() | MARKUP] * 7)
 def test_no_text_adds_a_tag_or_an_attribute(
-    name: str, case: str, words: str, detail: str, value: str, got: str, alt: str
+    name: str, case: str, sentence: str, detail: str, value: str, got: str, alt: str
 ) -> None:
     plain = Read(html_of(report_of("n", "c", "w", "d", "v", "g"), (b"png", "alt")))
-    read = Read(html_of(report_of(name, case, words, detail, value, got), (b"png", alt)))
+    read = Read(html_of(report_of(name, case, sentence, detail, value, got), (b"png", alt)))
     assert read.tags == plain.tags
     assert alt in read.values  # as it is
 
@@ -88,11 +90,11 @@ def test_the_simplest_case_is_open_and_the_others_are_folded() -> None:
     assert 'case="c"' not in read.text  # nobody can run a hidden case
 
 
-def trace_of(where: str) -> Trace:
+def trace_of(line: str) -> Trace:
     return Trace(
         [
-            Event(0, "send", (0, 1), 1, 8, "float32", 1, 0.0, 1e-3, where),
-            Event(1, "recv", (0, 1), 0, 8, "float32", 1, 0.0, 1e-3, where),
+            Event(0, "send", (0, 1), 1, 8, "float32", 1, 0.0, 1e-3, line),
+            Event(1, "recv", (0, 1), 0, 8, "float32", 1, 0.0, 1e-3, line),
         ],
         2,
     )
@@ -117,7 +119,7 @@ def test_the_timeline_of_the_traced_case_is_in_the_report() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("reason", "other"),
     [
         (
             "rank 0: sum[0, 2]: expected 1.5, got -3 (6 of 6 elements differ). This equals X.",
@@ -140,24 +142,26 @@ def test_the_timeline_of_the_traced_case_is_in_the_report() -> None:
         ),
     ],
 )
-def test_numbers_ranks_and_places_do_not_make_another_cause(one: str, other: str) -> None:
-    assert cause_of(one) == cause_of(other)
+def test_numbers_ranks_and_places_do_not_make_another_cause(reason: str, other: str) -> None:
+    assert cause_of(reason) == cause_of(other)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("reason", "other"),
     [
         ("rank 0: loss: expected 1, got 2", "rank 0: gradient: expected 1, got 2"),
         ("rank 0 calls 1 × all_reduce, 8 B", "rank 0 calls 1 × broadcast, 8 B"),
         ("expected 1, got 2. This equals the sum.", "expected 1, got 2"),
     ],
 )
-def test_other_words_are_another_cause(one: str, other: str) -> None:
-    assert cause_of(one) != cause_of(other)
+def test_other_words_are_another_cause(reason: str, other: str) -> None:
+    assert cause_of(reason) != cause_of(other)
 
 
-def result(name: str, reason: str, difficulty: tuple[int, ...] = (), **more: object) -> CaseResult:
-    fields = {"detail": f"all about {name}" if reason else "", **more}
+def result(
+    name: str, reason: str, difficulty: tuple[int, ...] = (), **options: object
+) -> CaseResult:
+    fields = {"detail": f"all about {name}" if reason else "", **options}
     return CaseResult(name, not reason, reason, seconds=0.1, difficulty=difficulty, **fields)  # type: ignore[arg-type]
 
 

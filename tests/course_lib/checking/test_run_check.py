@@ -32,7 +32,7 @@ HALF = [computation(0, 0.0, 1e-3), computation(1, 0.0, 2e-3)]
 
 @pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("case", "events", "words"),
+    ("case", "events", "message"),
     [
         (Case("a", 2), [*HALF[1:], computation(0, 0.0, 2e-3)], ""),
         (Case("a", 2), HALF, "rank 0 computes for only 1 of the 2 ms .* do not skip or shorten it"),
@@ -41,17 +41,19 @@ HALF = [computation(0, 0.0, 1e-3), computation(1, 0.0, 2e-3)]
     ],
 )
 def test_what_the_ranks_did_is_judged_besides_their_values(
-    case: Case, events: list[Event], words: str
+    case: Case, events: list[Event], message: str
 ) -> None:
     computes = (
-        (lambda _, inputs: [{1e-3: own} for own in inputs]) if events[0].kind == "compute" else None
+        (lambda _, inputs: [{1e-3: seconds} for seconds in inputs])
+        if events[0].kind == "compute"
+        else None
     )
     check = Check("f", len, lambda *_: [2, 2], nothing, (case,), computes=computes)
     run = lambda *_: Observed([1, 1], Trace(events, 2), NETWORK)
     report = run_check("t/f", check, run, seed="")
     result = report.results[-1]
-    assert result.passed == (not words)
-    assert re.search(words, result.reason), result.reason
+    assert result.passed == (not message)
+    assert re.search(message, result.reason), result.reason
 
 
 def test_a_judge_that_has_no_memory_blames_nobody() -> None:
@@ -64,28 +66,30 @@ def test_a_judge_that_has_no_memory_blames_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "where", "reason"),
+    ("message", "line", "reason"),
     [
         ("", "Cell In[3], line 8", "not written yet: NotImplementedError (Cell In[3], line 8)"),
         ("not for groups", "", "Ranks 0, 1 raised NotImplementedError: not for groups"),
     ],
 )
 def test_a_function_that_is_not_written_is_told_in_a_line(
-    words: str, where: str, reason: str
+    message: str, line: str, reason: str
 ) -> None:
     def run(*_: object) -> Observed:
-        failure = Failure("NotImplementedError", words, where, "Traceback …", False, None)
+        failure = Failure("NotImplementedError", message, line, "Traceback …", False, None)
         states = [RankState(rank, "") for rank in (0, 1)]
         raise rank_error({0: failure, 1: failure}, 0, states, None)
 
     check = Check("f", len, lambda case, generator: [[]], lambda *_: None, (Case("a", 1),))
     report = run_check("t/f", check, run, seed="")
     assert report.reason == reason
-    assert ("Traceback" in str(report)) == bool(words)
+    assert ("Traceback" in str(report)) == bool(message)
 
 
-def looks(otherwise: str = "", **known: str) -> Wrong:
-    return Wrong("no", otherwise, known={words.replace("_", " "): h for words, h in known.items()})
+def looks(otherwise: str = "", **mistakes: str) -> Wrong:
+    return Wrong(
+        "no", otherwise, mistakes={mistake.replace("_", " "): h for mistake, h in mistakes.items()}
+    )
 
 
 @pytest.mark.parametrize(
