@@ -279,10 +279,9 @@ def expect_close(
     count = int(apart.sum())
     position = tuple(index)
     right, actual = numbers_apart(expected[position].item(), tensor[position].item())
-    message = (
-        f"{name}{index if index else ''}: expected {right}, "
-        f"got {actual} ({count} of {expected.numel()} elements differ)"
-    )
+    message = f"{name}{index if index else ''}: expected {right}, got {actual}"
+    if expected.dim():
+        message += f" ({count} of {expected.numel()} elements differ)"
     hint = _never_written(tensor[position], expected[position])
     mistakes = {} if hint else {_ROUNDED: _rounded(tensor, expected)}
     raise Wrong(message, hint, mistakes=mistakes, near=near)
@@ -366,14 +365,8 @@ def expect_number(
         got = float(got)
     except OverflowError:
         got = math.inf
-    if abs(got - expected) <= atol + rtol * abs(expected) or str(got) == str(float(expected)):
-        return  # as text, infinities are equal, and so are two NaN
-    right, actual = numbers_apart(expected, got)
-    message = f"{name}: expected {right}, got {actual}"
-    pair = (torch.tensor([number], dtype=torch.float64) for number in (got, expected))
-    mistakes = {_ROUNDED: _rounded(*pair)}
-    near = abs(got - expected) <= _NEAR * (atol + rtol * abs(expected))
-    raise Wrong(message, mistakes=mistakes, near=near)
+    as_tensor = partial(torch.tensor, dtype=torch.float64)
+    expect_close(as_tensor(got), as_tensor(expected), name, rtol=rtol, atol=atol)
 
 
 def expect_equal(

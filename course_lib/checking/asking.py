@@ -292,12 +292,6 @@ def _checked(answer: Any, options: int) -> Any:
     return value
 
 
-def record() -> list[dict[str, Any]]:
-    """Return the entries of the desk's file of answers; empty without a desk."""
-    desk = diary.find_desk(Path.cwd())
-    return [] if desk is None else diary.kept(diary.PREDICTIONS, desk)
-
-
 @cache
 def _reasons_of_lectures() -> dict[str, list[str]]:
     """Return the lectures' questions with a reason for each option."""

@@ -75,7 +75,7 @@ class Defence(Check):
     """
 
     of: str = ""
-    draw: Callable[[torch.Generator], Case | tuple[Case, Sequence[Any]]] = lambda _: Case("", 1)
+    draw: Callable[[torch.Generator], tuple[Case, Sequence[Any]]] = lambda _: (Case("", 1), [])
 
     def questions(
         self, about: Check, run: Runner, student: str, number: int
@@ -96,15 +96,9 @@ class Defence(Check):
         seed = f"{unicodedata.normalize('NFC', student).strip().casefold()}, set {number}"
         seed = seed if student else f"practice {number}"  # no id gives this seed
         generator = case_generator(seed, self.function, Case(self.of, 1))
-        drawn = self.draw(generator)
-        if isinstance(drawn, Case):
-            case, inputs = drawn, about.inputs(drawn, case_generator(seed, self.of, drawn))
-        else:
-            case, own_inputs = drawn
-            inputs = [
-                {"form": {**vars(case.form), "seed": 0}, "own": rank_input}
-                for rank_input in own_inputs
-            ]
+        case, own_inputs = self.draw(generator)
+        form = {**vars(case.form), "seed": 0}
+        inputs = [{"form": form, "own": rank_input} for rank_input in own_inputs]
         observed = run(about, case, inputs)
         assert isinstance(observed, Observed) and observed.trace is not None
         kinds = kinds_for(observed.trace)
@@ -112,7 +106,7 @@ class Defence(Check):
         return case, observed.trace, [kinds[i](observed.trace, generator) for i in order]
 
 
-def defence(of: str, draw: Callable[[torch.Generator], Case]) -> Defence:
+def defence(of: str, draw: Callable[[torch.Generator], tuple[Case, Sequence[Any]]]) -> Defence:
     """Return the check of a task in which a student answers questions on the solution of `of`.
 
     The student's function is ``defend_…()``. It returns the number of the set, 1 or 2, and a list

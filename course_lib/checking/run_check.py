@@ -56,7 +56,7 @@ _SIMPLER: tuple[tuple[str, Any, str], ...] = (
         "contiguous",
         "With contiguous tensors, the same case passes. These are {layout}: .view fails, and "
         ".flatten(), .reshape() and .contiguous() make a copy; what goes into a copy does not "
-        "reach the tensor.",
+        "reach the tensor. Write the result back with tensor.copy_.",
     ),
     (
         "groups",
@@ -287,8 +287,6 @@ def _examine(name: str, check: Check, trial: _Examined, run: Runner, seed: str) 
         _judge(check, trial, observed)
     except RanksError as failed:
         trial.error, trial.trace = failed, failed.trace
-        if hint := _copies(case, failed):
-            failed.add_detail(hint)
     except NotPlainError as refused:
         raise AuthorError(f"{name}: the inputs of the case {case.name!r}: {refused}") from refused
     reason = detail = summary = ""
@@ -342,17 +340,6 @@ def _in_one_line(error: RanksError) -> str:
     if isinstance(error, RankError) or not waiting:
         return error.summary
     return f"{error.summary} {'. '.join(waiting)}."
-
-
-def _copies(case: Case, error: RanksError) -> str:
-    """Return what to know about tensors of this layout, if PyTorch may have refused a view."""
-    layout = case.form.layout
-    if layout not in case.name or getattr(error, "kind", "") != RuntimeError.__name__:
-        return ""
-    return (
-        f"The tensors of this case are {layout}: .view fails; .reshape works, and makes a copy. To "
-        "change such a tensor in place, write the result back with tensor.copy_."
-    )
 
 
 def _explanation(error: RanksError) -> str:

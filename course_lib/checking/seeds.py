@@ -42,15 +42,14 @@ def refusing(
     return reasons
 
 
-def choose(
-    cases: Mapping[int, Case], refused: Mapping[str, Collection[int]], twice: bool = True
-) -> list[int]:
+def choose(cases: Mapping[int, Case], refused: Mapping[str, Collection[int]]) -> list[int]:
     """Return few seeds whose cases refuse all solutions that any does, and have all features.
 
     Args:
         cases: seed → its case.
         refused: wrong solution → the seeds that refuse it.
-        twice: whether two seeds shall refuse a solution, if two can: then it does not pass by luck.
+
+    Two seeds shall refuse a solution, if two can: then it does not pass by luck.
 
     """
     features = {
@@ -65,9 +64,7 @@ def choose(
     chosen = [order[0]]
     while True:
         unmet = [
-            seeds
-            for seeds in needs
-            if len(set(chosen) & set(seeds)) < min(1 + twice, len(set(seeds)))
+            seeds for seeds in needs if len(set(chosen) & set(seeds)) < min(2, len(set(seeds)))
         ]
         if not unmet or len(chosen) == len(cases):
             return sorted(chosen)
@@ -125,7 +122,6 @@ def main() -> int:
     parser.add_argument("assignment", help="its name or its number")
     parser.add_argument("tasks", nargs="*", help="only these tasks")
     parser.add_argument("--candidates", type=int, default=CANDIDATES, help="seeds to try")
-    parser.add_argument("--once", action="store_true", help="one seed for each wrong solution")
     parser.add_argument("--dry", action="store_true", help="change no file")
     options = parser.parse_args()
     assignment = full_name(options.assignment)

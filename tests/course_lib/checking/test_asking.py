@@ -79,7 +79,7 @@ def test_without_an_answer_the_run_still_decides_and_nothing_is_kept(
     scored = ask("idle?", options=options).score(0.25)
     assert scored.right is None and "The run shows 0.25" in str(scored)
     assert "<details>" in scored._repr_html_()  # folded, until a reader looks
-    assert asking.record() == []
+    assert diary.kept(diary.PREDICTIONS, tmp_path) == []
 
 
 @pytest.mark.parametrize("answer", [0, 4, -1, "2", 1.0, True])
@@ -98,7 +98,7 @@ def test_the_desk_keeps_it(tmp_path: Path, monkeypatch: Any) -> None:
     ask("idle?", 2, options=IDLE).score(0.25)
     with (tmp_path / ".desk" / diary.PREDICTIONS).open("a") as file:
         file.write("{ cut")
-    first, second, third, fourth = asking.record()
+    first, second, third, fourth = diary.kept(diary.PREDICTIONS, tmp_path)
     assert (first["predicted"], first["guess"]) == ("steps", 10)
     assert (second["scored"], second["actual"], second["right"]) == ("steps", 12, False)
     assert (third["predicted"], third["guess"], third["of"]) == ("idle?", "a quarter", 3)
