@@ -136,9 +136,7 @@ def main() -> int:
         reasons = refusing(f"{assignment}/{task}", check, tried, seeds)
         right = {s.mistake for s in tried if s.reason is None}
         reasons_of_wrong = {name: seeds for name, seeds in reasons.items() if name not in right}
-        chosen = choose(
-            {seed: check.drawn(seed) for seed in seeds}, reasons_of_wrong, not options.once
-        )
+        chosen = choose({seed: check.drawn(seed) for seed in seeds}, reasons_of_wrong)
         print(f"{assignment}/{task}: seeds {chosen}")
         for name, seeds_and_reasons in reasons.items():
             refusing_seeds = [seed for seed in chosen if seed in seeds_and_reasons]
