@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from course_lib.checking import Case, Wrong, expect_equal
 from course_lib.checking.answers import NUMBER, TEXT, VECTOR, ListOf, sees
-from course_lib.checking.shared.chance import ENOUGH, equally_likely
+from course_lib.checking.judges import ENOUGH, equally_likely
 
 # Batches that are drawn without replacement -------------------------------------------------------
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from course_lib.checking import Case, Wrong, expect_equal, expect_tensor
 from course_lib.checking.answers import ANYTHING, describe, sees
-from course_lib.checking.shared.chance import ENOUGH, equally_likely
+from course_lib.checking.judges import ENOUGH, equally_likely
 from course_lib.ranks.explain.words import counted
 
 

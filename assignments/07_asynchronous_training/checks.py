@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.checking import Allowed, Case, Draw, Given, Observed, Variety, by_reference
-from course_lib.checking.expectations import computes_between
-from course_lib.checking.shared.memory import OWN_MEMORY, addresses, memory_of
+from course_lib.checking.communication import computes_between
+from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
 from course_lib.ranks.explain.words import counted
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from course_lib.checking import Allowed, Case, Draw, Given, Variety, by_reference, expect_equal
 from course_lib.checking.answers import NUMBER, sees
-from course_lib.checking.shared.memory import OWN_MEMORY, addresses, memory_of
+from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
 from course_lib.ranks.explain.words import counted
 

@@ -34,7 +34,7 @@ from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.checking.on_ranks.effects import aspects
 from course_lib.checking.on_ranks.held import held_by
 from course_lib.checking.on_ranks.leaves import tensors_in
-from course_lib.checking.shared.memory import OWN_MEMORY, addresses, memory_of
+from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import Network, Trace, compute
 
 from .judges import (

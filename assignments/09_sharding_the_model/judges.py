@@ -15,7 +15,7 @@ import numpy as np
 
 from course_lib.checking import Case, Expectation, Observed, Wrong, expect_equal
 from course_lib.checking.answers import ANYTHING, Kind, sees
-from course_lib.checking.expectations import computes_between
+from course_lib.checking.communication import computes_between
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from course_lib.capstone import Race, answer, inputs, run_rank
-from course_lib.checking import Case, Draw, Expectation, Given, Variety, by_reference, task
+from course_lib.checking import Case, Draw, Expectation, Given, Variety, by_judge, by_reference
 
 from .judges import in_time, reaches_the_target, says_its_bytes
 
@@ -149,11 +149,11 @@ CHECKS = {
         variety=Variety(ranks=(1,), dtypes=("float32",), layouts=(), groups=False),
         mistakes=LIGHT_MISTAKES,
     ),
-    "train": task(
+    "train": by_judge(
         "train",
         inputs=race_inputs,
         program=run_race,
-        judges=[reaches_the_target],
+        judge=reaches_the_target,
         answers=answer,
         withheld=("seed",),
         expects=[

@@ -7,22 +7,19 @@ of values, a form has:
     a tensor                 a tensor of its shape and dtype
     NUMBER, WHOLE, TEXT      any number, any integer, any text
     TRUTH                    True or False
-    NAMED                    a dict whose keys are text, with any values
     VECTOR                   a vector of integers (int64)
     ListOf(form)             a list of any length, up to 1000
     ANYTHING                 anything: for a judge that compares the values of ranks
     Kind(words, test)        any value that passes the test
 
 A form may also be a function ``form(case, inputs, rank)`` that returns a form. A judge declares
-which form it sees with ``@sees(form)``, which makes a `Judge`. `equals`, and every judge built from
-it, sees anything: it compares the answer with the oracle's value element by element, and says where
-the form differs.
+which form it sees with ``@sees(form)``, which makes a `Judge`; a plain function sees anything.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,12 +73,6 @@ WHOLE = Kind("a whole number", _is_whole, "whole numbers")
 TEXT = Kind("text", lambda value: isinstance(value, str), "texts")
 VECTOR = Kind("a vector of whole numbers (int64)", _is_vector, "vectors of whole numbers")
 ANYTHING = Kind("anything", lambda value: True)
-UNDECLARED = Kind("anything", lambda value: True)
-"""The form of a judge that is a plain function: an odd answer may break it, and is then wrong."""
-NAMED = Kind(
-    "a dict of results",
-    lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value),
-)
 TRUTH = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
 
 Test = Callable[[Case, Sequence[Any], Sequence[Any]], None]
@@ -94,20 +85,13 @@ class Judge:
 
     Attributes:
         test: raises `Wrong` for the first finding.
-        form: the form that the value of each rank must have.
-        refutes: ``refutes(case, inputs, causes)`` returns those of the known mistakes, as
-            `causes.cause_of` writes them, that would have given a wrong answer in this case. If
-            the answer is right, it is not because of these mistakes that other cases fail.
+        form: the form that the value of each rank must have. If it is not declared, an odd answer
+            may break the test, and is then wrong.
 
     """
 
     test: Test
-    form: Any = UNDECLARED
-    refutes: Callable[[Case, Sequence[Any], Collection[str]], set[str]] = lambda *_: set()
-
-    def __call__(self, case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-        """Raise `Wrong` for the first finding."""
-        self.test(case, inputs, values)
+    form: Any = ANYTHING
 
     def form_of(self, case: Case, inputs: Sequence[Any], rank: int) -> Any:
         """Return the form that a rank's answer must have."""
@@ -134,8 +118,8 @@ def expect_containers(value: Any, right: Any, name: str) -> None:
     elif isinstance(right, list | tuple) and right:
         if not isinstance(value, list | tuple):
             raise _unlike(value, _form_like(right), name if ": " in name else f"{name}: the answer")
-        for i, (item, wanted) in enumerate(zip(value, right, strict=False)):
-            expect_containers(item, wanted, numbered(name, i))
+        for i, (item, right_item) in enumerate(zip(value, right, strict=False)):
+            expect_containers(item, right_item, numbered(name, i))
 
 
 def _form_like(right: Any) -> Any:
@@ -159,18 +143,18 @@ def expect_form(value: Any, form: Any, name: str) -> None:
         name: whose value it is: ``rank 2``; empty if there is only one rank.
 
     """
-    whose = f"{name}: " if name else ""
+    prefix = f"{name}: " if name else ""
     if not isinstance(form, Mapping):
-        _expect_items(value, form, f"{whose}the answer")
+        _expect_items(value, form, f"{prefix}the answer")
         return
     if not isinstance(value, dict):
-        raise _unlike(value, form, f"{whose}the answer")
+        raise _unlike(value, form, f"{prefix}the answer")
     for key, below in form.items():
         if key not in value:
-            raise Wrong(f"{whose}{key} is missing, expected {form_words(below)}")
-        _expect_items(value[key], below, f"{whose}{key}")
+            raise Wrong(f"{prefix}{key} is missing, expected {form_words(below)}")
+        _expect_items(value[key], below, f"{prefix}{key}")
     if extra := value.keys() - form.keys():
-        raise Wrong(f"{whose}{min(extra)} was not asked for")
+        raise Wrong(f"{prefix}{min(extra)} was not asked for")
 
 
 def _expect_items(value: Any, form: Any, name: str) -> None:
@@ -238,16 +222,16 @@ def _many(forms: Sequence[Any]) -> str:
 # Values -----------------------------------------------------------------------------------------
 
 
-def expect_tensor(value: Any, like: Tensor, what: str) -> Tensor:
+def expect_tensor(value: Any, like: Tensor, name: str) -> Tensor:
     """Return `value` if it is a tensor of the shape and dtype of `like`, else raise `Wrong`."""
     if _is_array(value):
-        raise Wrong(f"{what}: you returned a NumPy array; return a torch.Tensor", _AS_TENSOR)
+        raise Wrong(f"{name}: you returned a NumPy array; return a torch.Tensor", _AS_TENSOR)
     if not isinstance(value, Tensor):
-        raise Wrong(f"{what} is {describe(value)}, expected a tensor of shape {list(like.shape)}")
+        raise Wrong(f"{name} is {describe(value)}, expected a tensor of shape {list(like.shape)}")
     if value.shape != like.shape:
-        raise Wrong(f"{what} has shape {list(value.shape)}, expected {list(like.shape)}")
+        raise Wrong(f"{name} has shape {list(value.shape)}, expected {list(like.shape)}")
     if value.dtype != like.dtype:
-        raise Wrong(f"{what} has dtype {value.dtype}, expected {like.dtype}")
+        raise Wrong(f"{name} has dtype {value.dtype}, expected {like.dtype}")
     return value
 
 
@@ -265,7 +249,7 @@ _NEAR = 5
 def expect_close(
     got: Any,
     expected: Tensor,
-    what: str,
+    name: str,
     *,
     rtol: float = 1e-4,
     atol: float = 1e-6,
@@ -275,12 +259,12 @@ def expect_close(
     Args:
         got: what a rank returned; anything.
         expected: the right value.
-        what: the name of the value, with its rank: ``rank 2: weight.grad``.
+        name: the name of the value, with its rank: ``rank 2: weight.grad``.
         rtol: allowed relative error.
         atol: allowed absolute error.
 
     """
-    tensor = expect_tensor(got, expected, what)
+    tensor = expect_tensor(got, expected, name)
     close = partial(torch.isclose, tensor, expected, equal_nan=True)
     apart = ~close(rtol=rtol, atol=atol)
     if not apart.any():
@@ -292,34 +276,31 @@ def expect_close(
     # equal in float64.
     beyond = (error - atol - rtol * expected.double().abs()).masked_fill(~apart, -torch.inf)
     index = [int(i) for i in np.unravel_index(int(beyond.argmax()), error.shape)]
-    wrong = int(apart.sum())
-    here = tuple(index)
-    right, theirs = numbers_apart(expected[here].item(), tensor[here].item())
-    message = (
-        f"{what}{index if index else ''}: expected {right}, "
-        f"got {theirs} ({wrong} of {expected.numel()} elements differ)"
-    )
-    hint = _never_written(tensor[here], expected[here])
-    known = {} if hint else {_ROUNDED: _rounded(tensor, expected)}
-    raise Wrong(message, hint, known=known, near=near)
+    count = int(apart.sum())
+    position = tuple(index)
+    right, actual = numbers_apart(expected[position].item(), tensor[position].item())
+    message = f"{name}{index if index else ''}: expected {right}, got {actual}"
+    if expected.dim():
+        message += f" ({count} of {expected.numel()} elements differ)"
+    hint = _never_written(tensor[position], expected[position])
+    mistakes = {} if hint else {_ROUNDED: _rounded(tensor, expected)}
+    raise Wrong(message, hint, mistakes=mistakes, near=near)
 
 
 def _never_written(got: Tensor, expected: Tensor) -> str:
     """Return a hint if a wrong number is the number that `torch.empty` gives on the ranks."""
     if got.is_floating_point():
-        found = bool(got.isnan() & ~expected.isnan())
-        most = f"{torch.finfo(got.dtype).max:.5g}"
+        is_unwritten = bool(got.isnan() & ~expected.isnan())
+        largest = f"{torch.finfo(got.dtype).max:.5g}"
         causes = (
             "In a check, memory of torch.empty holds nan until something is written into it; 0/0 "
-            f"and inf - inf are nan, too, and {_name(got.dtype)} becomes inf beyond {most}."
+            f"and inf - inf are nan, too, and {_name(got.dtype)} becomes inf beyond {largest}."
         )
-        return causes if found else ""
-    whole = not got.is_complex() and got.dtype != torch.bool
-    found = whole and int(got) == torch.iinfo(got.dtype).max
-    words = (
-        "In a check, memory of torch.empty holds this number until something is written into it."
-    )
-    return words if found else ""
+        return causes if is_unwritten else ""
+    is_integer = not got.is_complex() and got.dtype != torch.bool
+    is_unwritten = is_integer and int(got) == torch.iinfo(got.dtype).max
+    hint = "In a check, memory of torch.empty holds this number until something is written into it."
+    return hint if is_unwritten else ""
 
 
 _ROUNDED = "a number that was rounded on the way"
@@ -370,7 +351,7 @@ def _name(dtype: torch.dtype) -> str:
 def expect_number(
     got: Any,
     expected: float,
-    what: str,
+    name: str,
     *,
     rtol: float = 1e-4,
     atol: float = 1e-6,
@@ -379,25 +360,19 @@ def expect_number(
     if isinstance(got, Tensor) and got.numel() == 1:
         got = got.item()
     if isinstance(got, bool) or not isinstance(got, int | float):
-        raise Wrong(f"{what} is {describe(got)}, expected the number {expected:.6g}")
+        raise Wrong(f"{name} is {describe(got)}, expected the number {expected:.6g}")
     try:
         got = float(got)
     except OverflowError:
         got = math.inf
-    if abs(got - expected) <= atol + rtol * abs(expected) or str(got) == str(float(expected)):
-        return  # as text, infinities are equal, and so are two NaN
-    right, theirs = numbers_apart(expected, got)
-    message = f"{what}: expected {right}, got {theirs}"
-    pair = (torch.tensor([number], dtype=torch.float64) for number in (got, expected))
-    known = {_ROUNDED: _rounded(*pair)}
-    near = abs(got - expected) <= _NEAR * (atol + rtol * abs(expected))
-    raise Wrong(message, known=known, near=near)
+    as_tensor = partial(torch.tensor, dtype=torch.float64)
+    expect_close(as_tensor(got), as_tensor(expected), name, rtol=rtol, atol=atol)
 
 
 def expect_equal(
     got: Any,
     right: Any,
-    what: str,
+    owner: str,
     *,
     rtol: float = 1e-4,
     atol: float = 1e-6,
@@ -412,11 +387,10 @@ def expect_equal(
     Args:
         got: what a rank returned; anything.
         right: what the rank should have returned.
-        what: whose value it is: ``rank 2``.
+        owner: whose value it is: ``rank 2``.
         rtol: allowed relative error.
         atol: allowed absolute error.
-        errors: place → an absolute error that is allowed there in addition; see
-            `judges.rounding_errors`.
+        errors: place → an absolute error that is allowed there in addition; see `rounding`.
         lookalikes: mistakes and their results, which have the structure of `right` or a part of
             it. A mistake is named if it explains every wrong value.
 
@@ -426,33 +400,33 @@ def expect_equal(
     def options(place: str) -> dict[str, Any]:
         return {"rtol": rtol, "atol": atol + (errors or {}).get(place, 0.0)}
 
-    for place, wanted in expected.items():
-        name = f"{what}: {place}" if place else what
+    for place, right_leaf in expected.items():
+        name = f"{owner}: {place}" if place else owner
         if place not in values:
-            number = isinstance(wanted, float)
-            like = f"the number {wanted:.6g}" if number else describe(wanted)
+            number = isinstance(right_leaf, float)
+            like = f"the number {right_leaf:.6g}" if number else describe(right_leaf)
             raise Wrong(f"{name} is missing, expected {like}")
         try:
-            _expect_leaf(values[place], wanted, name, options(place))
-        except Wrong as wrong:
-            known = _known_mistakes(values, expected, place, lookalikes, options)
-            raise wrong.besides(known=known) from None
+            _expect_leaf(values[place], right_leaf, name, options(place))
+        except Wrong as finding:
+            mistakes = _known_mistakes(values, expected, place, lookalikes, options)
+            raise finding.besides(mistakes=mistakes) from None
     if extra := values.keys() - expected.keys():
-        raise Wrong(f"{what}: {min(extra)} was not asked for")
+        raise Wrong(f"{owner}: {min(extra)} was not asked for")
 
 
-def _expect_leaf(value: Any, wanted: Any, name: str, options: dict[str, Any]) -> None:
+def _expect_leaf(value: Any, right: Any, name: str, options: dict[str, Any]) -> None:
     """Raise `Wrong` unless a value equals the wanted tensor, number, text or None."""
-    if isinstance(wanted, Tensor):
-        expect_close(value, wanted, name, **options)
-    elif isinstance(wanted, float):
-        expect_number(value, wanted, name, **options)
-    elif wanted is None:
+    if isinstance(right, Tensor):
+        expect_close(value, right, name, **options)
+    elif isinstance(right, float):
+        expect_number(value, right, name, **options)
+    elif right is None:
         if value is not None:
             raise Wrong(f"{name} is {describe(value)}, expected None")
-    elif type(value) is not type(wanted) or value != wanted:
-        got = repr(value)[:60] if type(value) is type(wanted) else describe(value)
-        raise Wrong(f"{name}: expected {wanted!r}, got {got}")
+    elif type(value) is not type(right) or value != right:
+        got = repr(value)[:60] if type(value) is type(right) else describe(value)
+        raise Wrong(f"{name}: expected {right!r}, got {got}")
 
 
 def _known_mistakes(
@@ -471,30 +445,33 @@ def _known_mistakes(
     """
     apart = [
         place
-        for place, wanted in expected.items()
-        if place in values and not _passes(values[place], wanted, options(place))
+        for place, right in expected.items()
+        if place in values and not _passes(values[place], right, options(place))
     ]
-    known = [(words, dict(leaves(each))) for words, each in lookalikes]
-    known = [(words, theirs) for words, theirs in known if theirs.get(first) is not None]
-    found: dict[str, str] = {}
+    mistakes = [(mistake, dict(leaves(value))) for mistake, value in lookalikes]
+    mistakes = [pair for pair in mistakes if pair[1].get(first) is not None]
+    hints: dict[str, str] = {}
     for begin, partly in (("This", False), ("The part that is wrong", True)):
-        for words, theirs in known:
-            if words not in found and all(
-                _passes(values[p], theirs[p], options(p))
-                or (partly and _equals_where_wrong(values[p], theirs[p], expected[p], options(p)))
+        for mistake, mistaken_leaves in mistakes:
+            if mistake not in hints and all(
+                _passes(values[p], mistaken_leaves[p], options(p))
+                or (
+                    partly
+                    and _equals_where_wrong(values[p], mistaken_leaves[p], expected[p], options(p))
+                )
                 for p in apart
-                if p in theirs
+                if p in mistaken_leaves
             ):
-                found[words] = f"{begin} equals {words.rstrip()}."
+                hints[mistake] = f"{begin} equals {mistake.rstrip()}."
     # What follows a wrong number is wrong, too: a later step, for example.
-    for words, theirs in known:
+    for mistake, mistaken_leaves in mistakes:
         if (
-            words not in found
-            and _has_fractions(theirs[first])
-            and _passes(values[first], theirs[first], options(first))
+            mistake not in hints
+            and _has_fractions(mistaken_leaves[first])
+            and _passes(values[first], mistaken_leaves[first], options(first))
         ):
-            found[words] = f"The first value that is wrong equals {words.rstrip()}."
-    return {**found, **{words: "" for words, _ in known if words not in found}}
+            hints[mistake] = f"The first value that is wrong equals {mistake.rstrip()}."
+    return {**hints, **{mistake: "" for mistake, _ in mistakes if mistake not in hints}}
 
 
 def _has_fractions(value: Any) -> bool:
@@ -506,19 +483,10 @@ def _has_fractions(value: Any) -> bool:
     return bool((value != value.round()).any())
 
 
-def differs(mistake: Any, right: Any, **options: Any) -> bool:
-    """Return whether a mistake's value differs from the right one at a place that both have."""
-    theirs = dict(leaves(mistake))
-    return any(
-        theirs.get(place) is not None and not _passes(theirs[place], wanted, options)
-        for place, wanted in leaves(right)
-    )
-
-
 def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> bool:
     """Return whether some elements are right, and all others, more than one, equal a mistake's."""
-    tensors = [each for each in (value, mistake, right) if isinstance(each, Tensor)]
-    if len(tensors) < 3 or len({(each.shape, each.dtype) for each in tensors}) > 1:
+    tensors = [tensor for tensor in (value, mistake, right) if isinstance(tensor, Tensor)]
+    if len(tensors) < 3 or len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
         return False
     apart = ~torch.isclose(value, right, **options)
     return 1 < int(apart.sum()) < apart.numel() and torch.allclose(
@@ -526,9 +494,9 @@ def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> b
     )
 
 
-def _passes(value: Any, wanted: Any, options: dict[str, Any]) -> bool:
+def _passes(value: Any, right: Any, options: dict[str, Any]) -> bool:
     try:
-        _expect_leaf(value, wanted, "", options)
+        _expect_leaf(value, right, "", options)
     except Wrong:
         return False
     return True

@@ -134,8 +134,8 @@ class Question:
         if self.answer is None:
             return
         self.right = agrees(self.answer, self.actual, within)
-        words = "right" if self.right else _how_far(self.answer, self.actual)
-        self._verdict += f" You answered {shown(self.answer)}: {words}."
+        judgement = "right" if self.right else _how_far(self.answer, self.actual)
+        self._verdict += f" You answered {shown(self.answer)}: {judgement}."
 
     def _score_option(self, within: float) -> None:
         assert self.actual is not None
@@ -151,32 +151,36 @@ class Question:
             self._verdict += f"option {numbers[0]} is right." if numbers else "no option says that."
         if self.answer is not None and numbers:
             self.right = self._holds[self.answer - 1]
-            words = "right" if self.right else "not right"
-            self._verdict += f" You answered option {self.answer}: {words}."
+            judgement = "right" if self.right else "not right"
+            self._verdict += f" You answered option {self.answer}: {judgement}."
 
     def _score_line(self, truth: Callable[..., Any]) -> None:
-        count, wrong = 0, ""
+        count, complaint = 0, ""
         for case in self._cases:
-            where = ", ".join(f"{name}={value!r}" for name, value in case.items())
+            arguments = ", ".join(f"{name}={value!r}" for name, value in case.items())
             expected = truth(**case)
             try:
                 value = self.answer(**case)
             except Exception as error:
-                wrong = wrong or f"With {where} your line raises {type(error).__name__}: {error}"
+                complaint = (
+                    complaint
+                    or f"With {arguments} your line raises {type(error).__name__}: {error}"
+                )
                 continue
             if value is ...:
                 return
             if _same(value, expected):
                 count += 1
-            elif not wrong:
-                wrong = (
-                    f"With {where} your line gives {_short(value)}; right is {_short(expected)}."
+            elif not complaint:
+                complaint = (
+                    f"With {arguments} your line gives {_short(value)}; "
+                    f"right is {_short(expected)}."
                 )
         self.right = count == len(self._cases)
         self._verdict = (
             f"✓ Right in all {count} cases."
             if self.right
-            else f"✗ Right in {count} of {len(self._cases)} cases. {wrong}"
+            else f"✗ Right in {count} of {len(self._cases)} cases. {complaint}"
         )
 
     def __repr__(self) -> str:
@@ -198,11 +202,11 @@ class Question:
         items = f"<ol>{self._items()}</ol>" if self.options else ""
         body = f"<p><strong>{escape(self.text)}</strong></p>{items}<p>{escape(self._verdict)}</p>"
         if self.actual is not None and self.answer is None:
-            asked = f"Answered by the run: <em>{escape(self.text)}</em>"
-            body = f"<details><summary>{asked}</summary>{body}</details>"
+            summary = f"Answered by the run: <em>{escape(self.text)}</em>"
+            body = f"<details><summary>{summary}</summary>{body}</details>"
         # Both classes prevent a dollar sign from being read as the start of a formula.
-        kept = "course-guess tex2jax_ignore mathjax_ignore"
-        return f'{_STYLE}<div class="{kept}">{body}</div>'
+        classes = "course-guess tex2jax_ignore mathjax_ignore"
+        return f'{_STYLE}<div class="{classes}">{body}</div>'
 
     def _items(self) -> str:
         items = []
@@ -244,30 +248,32 @@ def ask(
         ValueError: there are fewer than two options, or no cases.
 
     """
-    named = (
-        options if isinstance(options, Mapping) else {shown(each): each for each in options or ()}
+    rules = (
+        options
+        if isinstance(options, Mapping)
+        else {shown(option): option for option in options or ()}
     )
-    given = [dict(case) for case in cases or ()]
-    if options is not None and len(named) < 2:
-        raise ValueError(f"a question needs two options or more, got {len(named)}")
-    if cases is not None and not given:
+    lines = [dict(case) for case in cases or ()]
+    if options is not None and len(rules) < 2:
+        raise ValueError(f"a question needs two options or more, got {len(rules)}")
+    if cases is not None and not lines:
         raise ValueError("a line needs cases, as in cases=[{'rank': 0}, {'rank': 1}]")
-    if not given:
-        answer = _checked(answer, len(named))
+    if not lines:
+        answer = _checked(answer, len(rules))
         first = _locked.get(question, answer)
     else:
         first = answer
-    made = Question(question, first, named, given)
-    if first is not None and not given and question not in _locked:
+    new_question = Question(question, first, rules, lines)
+    if first is not None and not lines and question not in _locked:
         _locked[question] = first
-        entry = made.options[first - 1] if named else first
-        kept = {"predicted": question, "guess": entry, **made._size()}
-        diary.keep(diary.PREDICTIONS, kept)
-    if not given:
-        _show(made)
+        entry = new_question.options[first - 1] if rules else first
+        entry_of_answer = {"predicted": question, "guess": entry, **new_question._size()}
+        diary.keep(diary.PREDICTIONS, entry_of_answer)
+    if not lines:
+        _show(new_question)
         if answer not in (None, first):
             print(f"Your first answer counts: {shown(first)}.")
-    return made
+    return new_question
 
 
 def _checked(answer: Any, options: int) -> Any:
@@ -286,17 +292,15 @@ def _checked(answer: Any, options: int) -> Any:
     return value
 
 
-def record() -> list[dict[str, Any]]:
-    """Return the entries of the desk's file of answers; empty without a desk."""
-    desk = diary.find_desk(Path.cwd())
-    return [] if desk is None else diary.kept(diary.PREDICTIONS, desk)
-
-
 @cache
 def _reasons_of_lectures() -> dict[str, list[str]]:
     """Return the lectures' questions with a reason for each option."""
     text = Path(__file__).with_name("reasons.json").read_text(encoding="utf-8")
-    return {question: why for page in json.loads(text).values() for question, why in page.items()}
+    return {
+        question: reasons
+        for page in json.loads(text).values()
+        for question, reasons in page.items()
+    }
 
 
 def agrees(answer: float | str, actual: float | str, within: float) -> bool:

@@ -3,7 +3,7 @@
     "average_gradients": by_reference(
         "average_gradients",
         reference="course_lib.replicas:average_gradients",
-        program=run_average,    program(function, own, given): calls it on a rank, returns values
+        program=run_average,    program(function, inputs, case): calls it on a rank, returns values
         draw=draw_gradients,    draw(d): one input for each rank; see `draw.Draw`
         mistakes={"the sum over the ranks, not the mean": lambda inputs, me, expected: …},
     )
@@ -28,12 +28,11 @@ import torch
 
 from course_lib.checking.answers import Judge, expect_containers, expect_equal, expect_form
 from course_lib.checking.cases import NETWORK, AuthorError, Case, Check, Expectation, Form, Wrong
-from course_lib.checking.communication import Allowed, expect_as_reference
+from course_lib.checking.communication import Allowed, after_the_barrier, expect_as_reference
 from course_lib.checking.draw import Draw, Variety
-from course_lib.checking.expectations import after_the_barrier
+from course_lib.checking.judges import expect_right, opened
 from course_lib.checking.local import LocalRunner
-from course_lib.checking.on_ranks.effects import LATE, Effect, effects_of
-from course_lib.checking.on_ranks.given import Given, Program, RankProgram, without
+from course_lib.checking.on_ranks.given import Given, Program, RankProgram
 from course_lib.checking.on_ranks.leaves import leaves, same, tensors_in, with_tensors
 from course_lib.checking.rounding import as_dtype, bounds_from, moved_inputs
 from course_lib.ranks import Network, RanksError, Trace
@@ -88,7 +87,7 @@ def by_reference(
     Args:
         function: name of the student's function.
         reference: the function that is right, ``module:name``, with the student's signature.
-        program: ``program(function, own, given)`` runs on every rank, for student and reference.
+        program: ``program(function, inputs, case)`` runs on every rank, for student and reference.
         draw: ``draw(d)`` returns one plain value per rank, usually a dict. Floating-point tensors
             are drawn in float64 and then converted to the case's dtype.
         variety: what cases may differ in.
@@ -115,7 +114,7 @@ def by_reference(
 
     """
     rank_program = RankProgram(program, tuple(may_change), answers, tuple(withheld))
-    made = _ByReference(
+    task = _ByReference(
         function,
         reference,
         rank_program,
@@ -133,18 +132,20 @@ def by_reference(
     return Check(
         function,
         program=rank_program,
-        inputs=made.inputs,
-        judge=made.judge,
-        cases=made.cases(seeds),
+        inputs=task.inputs,
+        judge=task.judge,
+        cases=task.cases(seeds),
         seconds=seconds,
-        expects=(Expectation(made.communication), *expects),
+        expects=(Expectation(task.communication), *expects),
         worth=dict(worth or {}),
-        computes=made.computes,
-        answers=None if answers is None else lambda own, question: answers(own["own"], question),
+        computes=task.computes,
+        answers=None
+        if answers is None
+        else lambda rank_input, question: answers(rank_input["own"], question),
         withheld=tuple(withheld),
-        prepare=made.expected,
-        hidden=made.hidden,
-        drawn=made.case,
+        prepare=task.expected,
+        hidden=task.hidden,
+        drawn=task.case,
     )
 
 
@@ -210,8 +211,8 @@ class _ByReference:
     def case(self, seed: int) -> Case:
         """Return the case of a seed."""
         case, before = self._alone(seed)
-        features, *rest = case.difficulty
-        difficulty = (features + 2, *rest)
+        features, *size = case.difficulty
+        difficulty = (features + 2, *size)
         match before:
             case "alike":
                 name = f"{case.name}, for the second time"
@@ -236,24 +237,24 @@ class _ByReference:
         network = self.network if isinstance(self.network, Network) else self.network(d, inputs)
         numbers = [tensor for tensor in tensors_in(list(inputs)) if tensor.is_floating_point()]
         dims = max((tensor.dim() for tensor in numbers), default=0)
-        plain, words = Form(), list(d.words)
+        plain, features = Form(), list(d.words)
         if d.groups[1:]:
-            words.insert(0, "in two groups")
+            features.insert(0, "in two groups")
         if numbers and d.form.dtype != self.variety.dtypes[0]:
-            words.append(d.form.dtype)
+            features.append(d.form.dtype)
         if d.form.layout != plain.layout and dims >= (2 if d.form.layout == "transposed" else 1):
-            words.append(d.form.layout)
-        most = max(self.variety.ranks)
-        ranks = [counted(d.world_size, "rank")] if most > 1 else []
-        alone = d.world_size == 1 < most
+            features.append(d.form.layout)
+        largest = max(self.variety.ranks)
+        ranks = [counted(d.world_size, "rank")] if largest > 1 else []
+        alone = d.world_size == 1 < largest
         size = len(str(sum(tensor.numel() for tensor in tensors_in(list(inputs)))))
         case = Case(
-            ", ".join([*ranks, *words]) or "a plain case",
+            ", ".join([*ranks, *features]) or "a plain case",
             d.world_size,
             {"seed": seed, "features": tuple(d.features)},
             d.form,
             network,
-            difficulty=(len(words) + alone, d.world_size, size),
+            difficulty=(len(features) + alone, d.world_size, size),
         )
         return case, d.before
 
@@ -265,25 +266,31 @@ class _ByReference:
         world_size: int | None,
     ) -> tuple[Draw, list[Any]]:
         d = Draw(seed, numbers, self.variety, form, world_size)
-        return d, [with_tensors(own, partial(as_dtype, dtype=d.dtype)) for own in self.draw(d)]
+        return d, [
+            with_tensors(inputs, partial(as_dtype, dtype=d.dtype)) for inputs in self.draw(d)
+        ]
 
     def inputs(self, case: Case, generator: torch.Generator) -> list[Any]:
         """Draw the numbers of a case: one input per rank."""
-        _, own = self._drawn(case.parameters["seed"], generator, case.form, case.world_size)
+        _, inputs = self._drawn(case.parameters["seed"], generator, case.form, case.world_size)
         seed = int(torch.randint(2**31, (), generator=generator))
-        drawn = [{"form": {**vars(case.form), "seed": seed}, "own": each} for each in own]
+        drawn = [
+            {"form": {**vars(case.form), "seed": seed}, "own": rank_input} for rank_input in inputs
+        ]
         if case.after is None:
             return drawn
         before = self.inputs(case.after, generator)
-        return [{**each, "before": first} for each, first in zip(drawn, before, strict=True)]
+        return [
+            {**rank_input, "before": first} for rank_input, first in zip(drawn, before, strict=True)
+        ]
 
     # The reference --------------------------------------------------------------------------------
 
     @cached_property
     def _right(self) -> Callable[..., Any]:
         module, _, name = self.reference.partition(":")
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return found
+        reference: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return reference
 
     def expected(self, case: Case, inputs: Sequence[Any]) -> Expected:
         """Return what the reference does in a case; it runs once for the same inputs.
@@ -297,8 +304,8 @@ class _ByReference:
         if key not in self._records:
             counting = replace(self.program, program=_Counting(self.program.program))
             counted_values, trace = self._observe(case, inputs, counting)
-            values = [each["value"] for each in counted_values]
-            computes = [Counter(each["computes"]) for each in counted_values]
+            values = [answer["value"] for answer in counted_values]
+            computes = [Counter(answer["computes"]) for answer in counted_values]
             if case.after is not None:
                 trace = after_the_barrier(trace) or trace
             self._records[key] = Expected(values, trace, computes)
@@ -308,7 +315,8 @@ class _ByReference:
         self, case: Case, inputs: Sequence[Any], program: RankProgram
     ) -> tuple[list[Any], Trace]:
         """Run the reference on simulated ranks; return its values and the trace."""
-        check = Check(self.function, program, self.inputs, self.judge, (case,))
+        # A machine that is busy must not make a reference fail, so its limit is long.
+        check = Check(self.function, program, self.inputs, self.judge, (case,), seconds=60)
         try:
             observed = LocalRunner(self._right, "simulated", echo=None)(check, case, inputs)
             assert observed.trace is not None
@@ -324,8 +332,8 @@ class _ByReference:
         lengths = self.expected(case, inputs).computes
         if case.after is None:
             return lengths
-        before = self.computes(case.after, [each["before"] for each in inputs])
-        return [own + first for own, first in zip(lengths, before, strict=True)]
+        before = self.computes(case.after, [rank_input["before"] for rank_input in inputs])
+        return [counts + first for counts, first in zip(lengths, before, strict=True)]
 
     def _bounds(self, case: Case, inputs: Sequence[Any]) -> list[dict[str, float]]:
         """Return how far right values may be from the reference's, for each rank."""
@@ -334,13 +342,13 @@ class _ByReference:
             return [{} for _ in expected.values]
         if expected.bounds is None:
             alone = replace(case, after=None)
-            samples = moved_inputs([each["own"] for each in inputs], case.form.dtype)
-            own = [
-                {"form": each["form"], "own": list(rows)}
-                for each, rows in zip(inputs, zip(*samples, strict=True), strict=True)
+            samples = moved_inputs([rank_input["own"] for rank_input in inputs], case.form.dtype)
+            sampled_inputs = [
+                {"form": rank_input["form"], "own": list(rows)}
+                for rank_input, rows in zip(inputs, zip(*samples, strict=True), strict=True)
             ]
             in_turn = replace(self.program, program=_InTurn(self.program.program))
-            runs, _ = self._observe(alone, own, in_turn)
+            runs, _ = self._observe(alone, sampled_inputs, in_turn)
             expected.bounds = [
                 bounds_from(value, sampled, case.form.dtype)
                 for value, sampled in zip(expected.values, runs, strict=True)
@@ -352,58 +360,46 @@ class _ByReference:
     def judge(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Raise `Wrong` for the first finding: an effect, then a value, then a late effect."""
         expected = self.expected(case, inputs).values
-        answers = [opened(rank, output) for rank, output in enumerate(outputs)]
-        own, values = [each["own"] for each in inputs], [value for value, _ in answers]
-        for rank, value in enumerate(values):
-            name = f"rank {rank}" if case.world_size > 1 else ""
+        own_inputs = [rank_input["own"] for rank_input in inputs]
+
+        def expect_form_of(rank: int, value: Any, name: str) -> None:
             if self.custom is not None:
-                expect_form(value, self.custom.form_of(case, own, rank), name)
+                expect_form(value, self.custom.form_of(case, own_inputs, rank), name)
             else:
                 expect_containers(value, expected[rank], name or "the answer")
-        effects = [
-            (rank, effect)
-            for rank, (value, left) in enumerate(answers)
-            for effect in self._effects(rank, inputs[rank], value, left)
-        ]
-        raise_first((rank, effect) for rank, effect in effects if effect.code not in LATE)
-        if self.custom is not None:
-            self.custom.test(case, own, expected, values)  # type: ignore[call-arg]
-        else:
-            self._expect_equal(case, inputs, expected, values)
-        if self.same_bits:
-            expect_same_bits(case, values)
-        raise_first(iter(effects))
 
-    def _effects(self, rank: int, rank_input: Any, value: Any, left: Any) -> list[Effect]:
-        program, seed = self.program, rank_input["form"]["seed"]
-        shown = without(rank_input["own"], program.withheld)
-        try:
-            return effects_of(left, shown, value, may_change=program.may_change, seed=seed)
-        except ValueError:
-            raise Wrong(f"rank {rank} gave an answer that cannot be read") from None
+        def judge(values: Sequence[Any]) -> None:
+            if self.custom is not None:
+                self.custom.test(case, own_inputs, expected, values)  # type: ignore[call-arg]
+            else:
+                self._expect_equal(case, inputs, expected, values)
+            if self.same_bits:
+                expect_same_bits(case, values)
+
+        expect_right(self.program, case, inputs, outputs, expect_form_of, judge)
 
     def _expect_equal(
         self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], values: Sequence[Any]
     ) -> None:
         for rank, (value, right) in enumerate(zip(values, expected, strict=True)):
-            whose = f"rank {rank}"
+            owner = f"rank {rank}"
             try:
-                expect_equal(value, right, whose, rtol=0, atol=0)
+                expect_equal(value, right, owner, rtol=0, atol=0)
                 continue
             except Wrong:
                 bounds = self._bounds(case, inputs)[rank]
             try:
                 mistaken = self._mistaken(case, inputs, expected, rank)
                 expect_equal(
-                    value, right, whose, rtol=0, atol=0, errors=bounds, lookalikes=mistaken
+                    value, right, owner, rtol=0, atol=0, errors=bounds, lookalikes=mistaken
                 )
-            except Wrong as wrong:
+            except Wrong as finding:
                 if self.explain is not None:
                     members = case.members(rank)
-                    own = [inputs[each]["own"] for each in members]
-                    theirs = [expected[each] for each in members]
-                    hint = self.explain(own, members.index(rank), theirs, value)
-                    wrong.otherwise = hint or wrong.otherwise
+                    member_inputs = [inputs[member]["own"] for member in members]
+                    member_values = [expected[member] for member in members]
+                    hint = self.explain(member_inputs, members.index(rank), member_values, value)
+                    finding.otherwise = hint or finding.otherwise
                 raise
 
     def _mistaken(
@@ -411,33 +407,33 @@ class _ByReference:
     ) -> Iterator[tuple[str, Any]]:
         """Yield common mistakes and the values that they give here."""
         members = case.members(rank)
-        for words, mistake in self.mistakes.items():
-            own = [with_tensors(inputs[r]["own"], torch.clone) for r in members]
-            value = mistake(own, members.index(rank), [expected[r] for r in members])
+        for mistake_name, mistake in self.mistakes.items():
+            own_inputs = [with_tensors(inputs[r]["own"], torch.clone) for r in members]
+            value = mistake(own_inputs, members.index(rank), [expected[r] for r in members])
             if value is not None:
-                yield words, value
-        own = [each["own"] for each in inputs]
-        for words, change in self.as_if.items():
-            changed = change([with_tensors(each, torch.clone) for each in own])
-            yield words, self._elsewhere(case, inputs, changed, case.form.groups, rank)
+                yield mistake_name, value
+        own_inputs = [rank_input["own"] for rank_input in inputs]
+        for mistake_name, change in self.as_if.items():
+            changed = change([with_tensors(rank_input, torch.clone) for rank_input in own_inputs])
+            yield mistake_name, self._elsewhere(case, inputs, changed, case.form.groups, rank)
         if len(case.groups) > 1:
-            yield OVER_ALL, self._elsewhere(case, inputs, own, (), rank)
+            yield OVER_ALL, self._elsewhere(case, inputs, own_inputs, (), rank)
         if len(members) > 1:
-            alone = tuple((each,) for each in range(case.world_size))
-            yield ALONE, self._elsewhere(case, inputs, own, alone, rank)
+            alone = tuple((member,) for member in range(case.world_size))
+            yield ALONE, self._elsewhere(case, inputs, own_inputs, alone, rank)
 
     def _elsewhere(
         self,
         case: Case,
         inputs: Sequence[Any],
-        own: Sequence[Any],
+        own_inputs: Sequence[Any],
         groups: tuple[tuple[int, ...], ...],
         rank: int,
     ) -> Any:
         """Return what the reference gives a rank for other inputs or groups; None if it fails."""
         case = replace(case, form=replace(case.form, groups=groups), after=None)
         form = {**inputs[0]["form"], "groups": groups}
-        alike = [{"own": each, "form": form} for each in own]
+        alike = [{"own": rank_input, "form": form} for rank_input in own_inputs]
         try:
             return self._observe(case, alike, self.program)[0][rank]
         except AuthorError:  # the inputs of a group need not fit another one
@@ -446,8 +442,8 @@ class _ByReference:
     def communication(self, case: Case, observed: Any, trace: Trace) -> None:
         """Raise `Wrong` if a rank sends what the reference, and `Allowed`, do not explain."""
         right, timed = self.expected(case, observed.inputs).trace, observed.network is not None
-        own = [each["own"] for each in observed.inputs]
-        expect_as_reference(case, own, trace, right, self.allowed, timed=timed)
+        own_inputs = [rank_input["own"] for rank_input in observed.inputs]
+        expect_as_reference(case, own_inputs, trace, right, self.allowed, timed=timed)
 
 
 @dataclass(frozen=True)
@@ -456,8 +452,8 @@ class _InTurn:
 
     program: Program
 
-    def __call__(self, function: Callable[..., Any], own: Any, given: Given) -> Any:
-        return [self.program(function, each, given) for each in own]
+    def __call__(self, function: Callable[..., Any], inputs: Any, case: Given) -> Any:
+        return [self.program(function, sample, case) for sample in inputs]
 
     @property
     def __code__(self) -> Any:
@@ -468,7 +464,7 @@ class _InTurn:
 class _Counting(_InTurn):
     """A program that also returns the seconds of each `compute`, which a trace joins together."""
 
-    def __call__(self, function: Callable[..., Any], own: Any, given: Given) -> Any:
+    def __call__(self, function: Callable[..., Any], inputs: Any, case: Given) -> Any:
         spend, lengths = computation._local.compute, list[float]()
         assert spend is not None
 
@@ -478,7 +474,7 @@ class _Counting(_InTurn):
 
         computation._local.compute = count
         try:
-            return {"value": self.program(function, own, given), "computes": lengths}
+            return {"value": self.program(function, inputs, case), "computes": lengths}
         finally:
             computation._local.compute = spend
 
@@ -487,22 +483,6 @@ def random_seeds(secret: str, count: int) -> list[int]:
     """Return seeds of cases, the same for the same secret."""
     digests = (hashlib.sha256(f"{secret}/{n}".encode()).digest() for n in range(count))
     return [int.from_bytes(digest[:6], "big") for digest in digests]
-
-
-def opened(rank: int, output: Any) -> tuple[Any, Any]:
-    """Return the value and the report in a rank's answer, if it has the form of `RankProgram`."""
-    match output:
-        case {"refused": str(reason), **rest} if not rest:
-            raise Wrong(f"rank {rank}: {reason[:300]}")
-        case {"value": value, "left": left, **rest} if not rest:
-            return value, left
-    raise Wrong(f"rank {rank} gave an answer that cannot be read")
-
-
-def raise_first(effects: Iterator[tuple[int, Effect]]) -> None:
-    """Raise `Wrong` for the first of these effects, if there is one."""
-    for rank, effect in effects:
-        raise Wrong(f"rank {rank}: {effect.sentence}", effect.hint)
 
 
 def expect_same_bits(case: Case, values: Sequence[Any]) -> None:

@@ -4,19 +4,19 @@ The parts run in different places, and only plain values (tensors, numbers, text
 of them) pass between them:
 
     inputs(case, generator)   where the verdict is made: draws one input per rank
-    program(function, mine)   on every rank: calls the student's function with this rank's input
+    program(function, own)   on every rank: calls the student's function with this rank's input
     judge(case, inputs, outputs)   where the verdict is made: raises `Wrong` if a value is wrong
     expects   where the verdict is made: look at what was sent, not at the values
 
 So the same check runs in a notebook and in the autograder. In the autograder, each rank is in a
-sandbox that never sees another rank's input, an expected value or a hidden case. `task` is a
-shorter way to make a check.
+sandbox that never sees another rank's input, an expected value or a hidden case. `by_reference`
+and `by_judge` make checks.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,7 @@ class Wrong(Exception):
 
     Attributes:
         message: which rank, which element, expected and got.
-        known: a known mistake that could be the reason → its hint if the finding looks like it,
+        mistakes: a known mistake that could be the reason → its hint if the finding looks like it,
             else empty.
         otherwise: the hint if no known mistake is named.
         detail: more lines, for example a table of what was sent; or empty.
@@ -57,22 +57,22 @@ class Wrong(Exception):
         hint: str = "",
         detail: str = "",
         *,
-        known: Mapping[str, str] | None = None,
+        mistakes: Mapping[str, str] | None = None,
         near: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.otherwise = hint
-        self.known = dict(known or {})
+        self.mistakes = dict(mistakes or {})
         self.detail = detail
         self.near = near
 
     @property
     def hint(self) -> str:
-        """The first hint that fits, until `causes.agreed` has seen all cases; or empty."""
-        return next((each for each in self.known.values() if each), self.otherwise)
+        """The first hint that fits, until `run_check.agreed` has seen all cases; or empty."""
+        return next((hint for hint in self.mistakes.values() if hint), self.otherwise)
 
-    def besides(self, hint: str = "", known: Mapping[str, str] | None = None) -> Wrong:
+    def besides(self, hint: str = "", mistakes: Mapping[str, str] | None = None) -> Wrong:
         """Return the same finding with more known mistakes before its own, and with a hint.
 
         If the finding has no hint for the case that no known mistake is named, it gets `hint`.
@@ -81,7 +81,7 @@ class Wrong(Exception):
             self.message,
             self.otherwise or hint,
             self.detail,
-            known={**(known or {}), **self.known},
+            mistakes={**(mistakes or {}), **self.mistakes},
             near=self.near,
         )
 
@@ -196,7 +196,7 @@ class Check:
 
     Attributes:
         function: name of the student's function.
-        program: runs on every rank, as ``program(function, mine)``; returns a plain value.
+        program: runs on every rank, as ``program(function, own)``; returns a plain value.
         inputs: ``inputs(case, generator)`` draws one plain value per rank.
         judge: ``judge(case, inputs, outputs)`` raises `Wrong`; both lists are in rank order.
         cases: the public cases.
@@ -208,8 +208,6 @@ class Check:
             program declares by calls of `course_lib.ranks.compute`: seconds of a call → number of
             such calls. The grader ignores any other time that a rank declares, and a case fails if
             some of this time is missing. By default a check does not use that time.
-        refutes: ``refutes(case, inputs, causes)`` returns those of the known mistakes that a right
-            answer in this case rules out; see `answers.Judge`.
         answers: ``answers(mine, question)`` answers a question that the program asks, and returns
             the answer and its virtual seconds. In the grader the examiner calls it, outside the
             sandbox.
@@ -233,7 +231,6 @@ class Check:
     expects: tuple[Expectation, ...] = ()
     worth: Mapping[str, float] = field(default_factory=dict)
     computes: Callable[[Case, Sequence[Any]], Sequence[Mapping[float, int]]] | None = None
-    refutes: Callable[[Case, Sequence[Any], Collection[str]], set[str]] = lambda *_: set()
     answers: Callable[[Any, Any], tuple[Plain, float]] | None = None
     withheld: tuple[str, ...] = ()
     only_on: tuple[int, ...] = ()

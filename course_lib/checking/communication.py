@@ -2,6 +2,9 @@
 
 Nothing here knows a task. The limits of a case are read from the trace of the reference's run on
 the same inputs. `Allowed` names what a task permits beyond that, if several algorithms are right.
+What the trace of the reference cannot say is a further demand: `sends_at_most`, `calls_at_most`,
+`computes_between`, or an `Expectation` of the task's own. If nothing was recorded, nothing is
+checked; what is said of time is checked only on a virtual clock.
 
 In a message, the sender sends the tensor and the receiver receives it. In a collective, a rank
 *sends* the data that it hands over and *receives* the data that it has at the end; the algorithm
@@ -11,25 +14,19 @@ all-gather among K ranks, it sends n and receives K·n.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from course_lib.checking.answers import numbers_apart
-from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.expectations import (
-    computations,
-    in_words,
-    name_of,
-    operations,
-    received,
-    sent,
-)
+from course_lib.checking.cases import COMMUNICATION, Case, Expectation, Observed, Wrong
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted, format_bytes, names_inside
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.timeline import unit_of
+
+# What the reference does, and what is allowed besides ---------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,13 +61,13 @@ class Allowed:
 
 
 def expect_as_reference(
-    case: Case, own: Sequence[Any], trace: Trace, right: Trace, allowed: Allowed, *, timed: bool
+    case: Case, inputs: Sequence[Any], trace: Trace, right: Trace, allowed: Allowed, *, timed: bool
 ) -> None:
     """Raise `Wrong` if a rank does not communicate as the reference does, or as is `allowed`.
 
     Args:
         case: the case.
-        own: the ranks' inputs.
+        inputs: the ranks' inputs.
         trace: what the student's function did.
         right: what the reference did.
         allowed: the exceptions.
@@ -86,9 +83,13 @@ def expect_as_reference(
         if not allowed.kinds and not allowed.roles:
             _expect_peers(rank, events, ours[rank])
         if allowed.calls is not None:
-            _expect_calls(rank, events, like, allowed)
+            for kind in dict.fromkeys(event.kind for event in events):
+                calls = max(
+                    sum(event.kind == kind for event in calls_of_rank) for calls_of_rank in like
+                )
+                _expect_calls(rank, events, kind, calls + allowed.calls, allowed.hint)
         if allowed.slack is not None:
-            slack = allowed.slack if isinstance(allowed.slack, int) else allowed.slack(own[rank])
+            slack = allowed.slack if isinstance(allowed.slack, int) else allowed.slack(inputs[rank])
             _expect_bytes(rank, events, max(map(_sent, like)) + slack, allowed.hint)
         alone = len(case.members(rank)) == 1
         if not alone:
@@ -96,15 +97,16 @@ def expect_as_reference(
         if allowed.in_order and (events or not alone):
             _expect_order(rank, events, ours[rank], allowed.hint)
             if timed:
-                _expect_computed(rank, events, ours[rank], trace, right)
+                limits = [(computed(right, rank, e.start), math.inf) for e in ours[rank]]
+                _expect_computed(rank, events, limits, trace)
     if timed and allowed.time is not None and case.after is None:
         _expect_time(trace, right, allowed.time, allowed.hint)
 
 
 def _expect_kinds(rank: int, events: Sequence[Event], kinds: set[str]) -> None:
-    if others := [event for event in events if event.kind not in kinds]:
+    if strangers := [event for event in events if event.kind not in kinds]:
         names = f"{' and '.join(sorted(kinds))} only" if kinds else "no communication"
-        raise Wrong(f"rank {rank} calls {in_words(others)}; this task allows {names}")
+        raise Wrong(f"rank {rank} calls {in_words(strangers)}; this task allows {names}")
 
 
 def _expect_peers(rank: int, events: Sequence[Event], ours: Sequence[Event]) -> None:
@@ -112,94 +114,91 @@ def _expect_peers(rank: int, events: Sequence[Event], ours: Sequence[Event]) -> 
     peers = {event.peer for event in ours if event.kind in ("send", "recv")}
     messages = [event for event in events if event.kind in ("send", "recv")]
     if strangers := [event for event in messages if event.peer not in peers]:
-        known = sorted(peer for peer in peers if peer is not None)
+        allowed_peers = sorted(peer for peer in peers if peer is not None)
         raise Wrong(
             f"rank {rank} may exchange messages only with "
-            f"{names_inside(known) if known else 'nobody'} here, but calls {in_words(strangers)}"
+            f"{names_inside(allowed_peers) if allowed_peers else 'nobody'} here, but calls "
+            f"{in_words(strangers)}"
         )
 
 
-def _expect_calls(
-    rank: int, events: Sequence[Event], like: Sequence[Sequence[Event]], allowed: Allowed
-) -> None:
-    assert allowed.calls is not None
-    for kind, count in Counter(event.kind for event in events).items():
-        most = max(sum(event.kind == kind for event in ours) for ours in like) + allowed.calls
-        if count > most:
-            of_kind = [event for event in events if event.kind == kind]
-            raise Wrong(
-                f"rank {rank} calls {kind} {counted(count, 'time')}, expected at most {most}. "
-                f"It calls: {in_words(of_kind)}",
-                allowed.hint,
-            )
+def _expect_calls(rank: int, events: Sequence[Event], kind: str, limit: int, hint: str) -> None:
+    of_kind = [event for event in events if event.kind == kind]
+    if len(of_kind) > limit:
+        raise Wrong(
+            f"rank {rank} calls {kind} {counted(len(of_kind), 'time')}, expected at most {limit}. "
+            f"It calls: {in_words(of_kind)}",
+            hint,
+        )
 
 
 def _sent(events: Sequence[Event]) -> int:
     return sum(map(sent, events))
 
 
-def _expect_bytes(rank: int, events: Sequence[Event], most: int, hint: str) -> None:
-    if (total := _sent(events)) > most:
+def _expect_bytes(
+    rank: int, events: Sequence[Event], limit: int, hint: str, scope: str = ""
+) -> None:
+    if (total := _sent(events)) > limit:
         raise Wrong(
-            f"rank {rank} sends {format_bytes(total)}, expected at most {format_bytes(most)}. "
-            f"It sends: {in_words([event for event in events if sent(event)])}",
+            f"rank {rank} sends {format_bytes(total)}{scope}, expected at most "
+            f"{format_bytes(limit)}. It sends: {in_words([e for e in events if sent(e)])}",
             hint,
         )
 
 
 def _expect_received(
-    rank: int, events: Sequence[Event], ours: Sequence[Event], least: float
+    rank: int, events: Sequence[Event], ours: Sequence[Event], share: float
 ) -> None:
-    total, wanted = sum(map(received, events)), least * sum(map(received, ours))
-    if total < wanted:
+    total, needed = sum(map(received, events)), math.ceil(share * sum(map(received, ours)))
+    if total < needed:
         raise Wrong(
             f"rank {rank} receives {format_bytes(total)}, expected at least "
-            f"{format_bytes(int(wanted))}. It receives: "
-            f"{in_words([event for event in events if received(event)])}",
+            f"{format_bytes(needed)}. It receives: {in_words([e for e in events if received(e)])}",
             "A rank must get numbers of other ranks in messages, not from files or shared memory.",
         )
 
 
 def _expect_order(rank: int, events: Sequence[Event], ours: Sequence[Event], hint: str) -> None:
-    launched, right = ([(e.kind, e.bytes) for e in each] for each in (events, ours))
+    launched, right = ([(e.kind, e.bytes) for e in calls] for calls in (events, ours))
     if launched != right:
-        sizes, wanted = (
-            ", ".join(f"{kind} {format_bytes(size)}" for kind, size in each) or "nothing"
-            for each in (launched, right)
+        sizes, expected = (
+            ", ".join(f"{kind} {format_bytes(size)}" for kind, size in calls) or "nothing"
+            for calls in (launched, right)
         )
-        raise Wrong(f"rank {rank} launches: {sizes}; expected in this order: {wanted}", hint)
+        raise Wrong(f"rank {rank} launches: {sizes}; expected in this order: {expected}", hint)
 
 
 def _expect_computed(
-    rank: int, events: Sequence[Event], ours: Sequence[Event], trace: Trace, right: Trace
+    rank: int, events: Sequence[Event], limits: Iterable[tuple[float, float]], trace: Trace
 ) -> None:
-    """Raise `Wrong` if a call begins before its numbers can have been computed.
+    """Raise `Wrong` if a rank has computed too little when a call begins, or too much at its end.
 
     A rank reports its computation itself, and could report all of it at the most favourable moment.
     """
-    for event, of_ours in zip(events, ours, strict=True):
-        had, need = _computed(trace, rank, event.start), _computed(right, rank, of_ours.start)
-        if had < need * (1 - 1e-6) - 1e-9:
-            unit, scale = unit_of(need)
-            raise Wrong(
-                f"rank {rank}: {name_of(event)} is launched after {scale * had:.4g} {unit} of "
-                f"computation, expected at least {scale * need:.4g} {unit}",
-                "In this check's program, computation comes before the communication that needs "
-                "it. Leave compute() as it is.",
-            )
-
-
-def _computed(trace: Trace, rank: int, until: float) -> float:
-    """Return for how many seconds a rank has computed by a time."""
-    busy = computations(trace, rank)
-    return sum(max(0.0, min(event.end, until) - event.start) for event in busy)
+    for event, (lower, upper) in zip(events, limits, strict=False):
+        early = computed(trace, rank, event.start)
+        late = computed(trace, rank, event.end)
+        if early < lower * (1 - 1e-6) - 1e-9:
+            verb, seconds, bound, limit = "is launched after", early, "at least", lower
+        elif late > upper * (1 + 1e-6) + 1e-9:
+            verb, seconds, bound, limit = "ends after", late, "at most", upper
+        else:
+            continue
+        unit, scale = unit_of(max(early, late, lower))
+        raise Wrong(
+            f"rank {rank}: {name_of(event)} {verb} {scale * seconds:.4g} {unit} of computation, "
+            f"expected {bound} {scale * limit:.4g} {unit}",
+            "In this check's program, computation comes before the communication that needs it, "
+            "and waits for what it needs. Leave compute() as it is.",
+        )
 
 
 def _expect_time(trace: Trace, right: Trace, factor: float, hint: str) -> None:
-    took, most = trace.makespan, right.makespan * factor
-    if took > most + 1e-9:
-        unit, scale = unit_of(max(most, took))
-        needed, allowed = numbers_apart(took * scale, most * scale, 4)
+    took, longest = trace.makespan, right.makespan * factor
+    if took > longest + 1e-9:
+        unit, scale = unit_of(max(longest, took))
+        needed, allowed = numbers_apart(took * scale, longest * scale, 4)
         last = max(trace.operations, key=lambda event: event.end, default=None)
         end = (
             ""
@@ -207,3 +206,178 @@ def _expect_time(trace: Trace, right: Trace, factor: float, hint: str) -> None:
             else f". The last operation to end is on rank {last.rank}: {in_words([last])}"
         )
         raise Wrong(f"the ranks need {needed} {unit}, expected at most {allowed} {unit}{end}", hint)
+
+
+# Further demands ----------------------------------------------------------------------------------
+
+Limit = int | Callable[[Case, int], int]
+"""A number, or ``limit(case, rank)``, which returns it."""
+
+
+def _limit(limit: Limit, case: Case, rank: int) -> int:
+    return limit if isinstance(limit, int) else limit(case, rank)
+
+
+def sends_at_most(
+    limit: Limit, *, kinds: Iterable[str] | None = None, besides: Iterable[str] = (), hint: str = ""
+) -> Expectation:
+    """Expect a rank to send at most this many bytes; see above for how they are counted.
+
+    Args:
+        limit: bytes of one rank in one case.
+        kinds: count only operations of these kinds.
+        besides: do not count operations of these kinds.
+        hint: the hint if a rank sends more.
+
+    """
+    counted_kinds, left_out = None if kinds is None else tuple(kinds), frozenset(besides)
+    scope = f" by {', '.join(counted_kinds)}" if counted_kinds else ""
+    scope += f" (without {', '.join(sorted(left_out))})" if left_out else ""
+
+    def test(case: Case, observed: Observed, trace: Trace) -> None:
+        for rank in range(case.world_size):
+            events = operations(trace, rank, counted_kinds)
+            events = [event for event in events if event.kind not in left_out]
+            _expect_bytes(rank, events, _limit(limit, case, rank), hint, scope)
+
+    return Expectation(test)
+
+
+def calls_at_most(hint: str = "", /, **limits: Limit) -> Expectation:
+    """Expect a rank to call each of these operations at most so often: ``all_reduce=1``."""
+
+    def test(case: Case, observed: Observed, trace: Trace) -> None:
+        for rank in range(case.world_size):
+            for kind, limit in limits.items():
+                events = operations(trace, rank)
+                _expect_calls(rank, events, kind, _limit(limit, case, rank), hint)
+
+    return Expectation(test)
+
+
+def computes_between(
+    bounds: Callable[[Case, Observed, int], Sequence[tuple[float, float]]],
+    *kinds: str,
+    part: str = COMMUNICATION,
+) -> Expectation:
+    """Expect computation and communication in the order of the check's program.
+
+    A rank reports its computation itself, and could report all of it at the most favourable moment.
+    So for each operation, the program says how much must have been computed before its launch, and
+    how much at most at its end.
+
+    This is checked only on a virtual clock.
+
+    Args:
+        bounds: ``bounds(case, observed, rank)``: for each operation, in the order of their launch,
+            the least seconds at its launch, and the most at its end.
+        *kinds: the kinds of these operations.
+        part: the part of the points that is lost.
+
+    """
+
+    def test(case: Case, observed: Observed, trace: Trace) -> None:
+        if observed.network is None:
+            return
+        for rank in range(case.world_size):
+            limits = bounds(case, observed, rank)
+            _expect_computed(rank, operations(trace, rank, kinds), limits, trace)
+
+    return Expectation(test, part=part)
+
+
+# What ranks send and receive ----------------------------------------------------------------------
+
+_SAID = 4
+
+
+def operations(trace: Trace, rank: int, kinds: Iterable[str] | None = None) -> list[Event]:
+    """Return the rank's operations in the order of their launch; if given, only of these kinds."""
+    wanted_kinds = None if kinds is None else set(kinds)
+    return [
+        event
+        for event in trace.operations
+        if event.rank == rank and (wanted_kinds is None or event.kind in wanted_kinds)
+    ]
+
+
+def computations(trace: Trace, rank: int) -> list[Event]:
+    """Return the times in which the rank computes, in their order."""
+    return [event for event in trace.events if (event.rank, event.kind) == (rank, "compute")]
+
+
+def computed(trace: Trace, rank: int, until: float = math.inf) -> float:
+    """Return for how many seconds a rank has computed by a time."""
+    busy = computations(trace, rank)
+    return sum(max(0.0, min(event.end, until) - event.start) for event in busy)
+
+
+def after_the_barrier(trace: Trace) -> Trace | None:
+    """Return what follows the only barrier of all ranks; None unless there is exactly one."""
+    barriers = [
+        event
+        for event in trace.operations
+        if event.kind == "barrier" and len(event.group) == trace.world_size
+    ]
+    began = {event.rank: event.start for event in barriers}
+    if not len(barriers) == len(began) == trace.world_size:
+        return None
+    later = [event for event in trace.events if event.start > began[event.rank]]
+    return Trace(later, trace.world_size, network=trace.network)
+
+
+def sent(event: Event) -> int:
+    """Return the bytes that the event's rank sent."""
+    root = event.peer == event.rank
+    if event.kind in ("recv", "barrier") or (event.kind == "broadcast" and not root):
+        return 0
+    if event.kind == "scatter":
+        return event.bytes * len(event.group) if root else 0
+    return event.bytes
+
+
+def received(event: Event) -> int:
+    """Return the bytes that the event's rank received."""
+    root, k = event.peer == event.rank, max(1, len(event.group))
+    match event.kind:
+        case "send" | "barrier":
+            return 0
+        case "broadcast":
+            return 0 if root else event.bytes
+        case "reduce":
+            return event.bytes if root else 0
+        case "gather":
+            return event.bytes * k if root else 0
+        case "all_gather":
+            return event.bytes * k
+        case "reduce_scatter":
+            return event.bytes // k
+    return event.bytes
+
+
+def in_words(events: Sequence[Event]) -> str:
+    """Return operations in words, equal ones together: how many, what, to whom, on which line."""
+    groups: dict[tuple[str, int | None, str], list[int]] = {}
+    for event in events:
+        groups.setdefault((event.kind, event.peer, event.where), []).append(event.bytes)
+    lines = [
+        f"{len(sizes)} × {_in_words(*operation, sizes)}"
+        for operation, sizes in list(groups.items())[:_SAID]
+    ]
+    if left := sum(map(len, list(groups.values())[_SAID:])):
+        lines.append(f"{counted(left, 'more operation')}")
+    return "; ".join(lines) or "nothing"
+
+
+def name_of(event: Event) -> str:
+    """Return one operation in words: what, to whom, its bytes, on which line."""
+    return _in_words(event.kind, event.peer, event.where, [event.bytes])
+
+
+def _in_words(kind: str, peer: int | None, line: str, sizes: Sequence[int]) -> str:
+    size = format_bytes(min(sizes))
+    if max(sizes) > min(sizes):
+        size += f" to {format_bytes(max(sizes))}"
+    direction = {"send": f" to rank {peer}", "recv": f" from rank {peer}"}
+    whom = "" if peer is None else direction.get(kind, f" with root {peer}")
+    return f"{kind}{whom}, {size}" + (f" ({line})" if line else "")

@@ -24,12 +24,12 @@ import torch
 
 from course_lib.checking.answers import NUMBER, Kind, Test, sees
 from course_lib.checking.cases import Case, Check, Observed, Wrong, case_generator
-from course_lib.checking.expectations import operations
+from course_lib.checking.communication import operations
+from course_lib.checking.judges import by_judge
 from course_lib.checking.loading import find_check
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.run_check import Runner
-from course_lib.checking.task import task
 from course_lib.ranks import Event, Network, Trace
 
 QUESTIONS = 3
@@ -75,7 +75,7 @@ class Defence(Check):
     """
 
     of: str = ""
-    draw: Callable[[torch.Generator], Case | tuple[Case, Sequence[Any]]] = lambda _: Case("", 1)
+    draw: Callable[[torch.Generator], tuple[Case, Sequence[Any]]] = lambda _: (Case("", 1), [])
 
     def questions(
         self, about: Check, run: Runner, student: str, number: int
@@ -96,12 +96,9 @@ class Defence(Check):
         seed = f"{unicodedata.normalize('NFC', student).strip().casefold()}, set {number}"
         seed = seed if student else f"practice {number}"  # no id gives this seed
         generator = case_generator(seed, self.function, Case(self.of, 1))
-        drawn = self.draw(generator)
-        if isinstance(drawn, Case):
-            case, inputs = drawn, about.inputs(drawn, case_generator(seed, self.of, drawn))
-        else:
-            case, own = drawn
-            inputs = [{"form": {**vars(case.form), "seed": 0}, "own": each} for each in own]
+        case, own_inputs = self.draw(generator)
+        form = {**vars(case.form), "seed": 0}
+        inputs = [{"form": form, "own": rank_input} for rank_input in own_inputs]
         observed = run(about, case, inputs)
         assert isinstance(observed, Observed) and observed.trace is not None
         kinds = kinds_for(observed.trace)
@@ -109,7 +106,7 @@ class Defence(Check):
         return case, observed.trace, [kinds[i](observed.trace, generator) for i in order]
 
 
-def defence(of: str, draw: Callable[[torch.Generator], Case]) -> Defence:
+def defence(of: str, draw: Callable[[torch.Generator], tuple[Case, Sequence[Any]]]) -> Defence:
     """Return the check of a task in which a student answers questions on the solution of `of`.
 
     The student's function is ``defend_…()``. It returns the number of the set, 1 or 2, and a list
@@ -122,11 +119,11 @@ def defence(of: str, draw: Callable[[torch.Generator], Case]) -> Defence:
 
 def answers_to(of: str, judge: Test, cases: Sequence[Case]) -> Check:
     """Return the check of the answers about `of`; the judge sees them in the form `ANSWERS`."""
-    return task(
+    return by_judge(
         f"defend_{of}",
         inputs=lambda case, generator: [{}],
         program=_answer,
-        judges=[sees(ANSWERS)(judge)],
+        judge=sees(ANSWERS)(judge),
         cases=cases,
         worth={part: 1.0 for i in range(QUESTIONS) for part in parts_of(i)},
     )
@@ -137,7 +134,7 @@ def parts_of(i: int) -> tuple[str, str]:
     return f"question {i + 1}", f"question {i + 1} in set 1"
 
 
-def _answer(answers: Callable[[], Any], own: Any, given: Given) -> Any:
+def _answer(answers: Callable[[], Any], inputs: Any, case: Given) -> Any:
     return answers()
 
 
@@ -200,7 +197,7 @@ def defend(
     print(f"{case.name}\n{WORDS}")
     for i, question in enumerate(questions, 1):
         print(f"{i}. {question.text}")
-    for rank in sorted({each.rank for each in questions}) if student is None else ():
+    for rank in sorted({question.rank for question in questions}) if student is None else ():
         print(f"The answers are in the calls of rank {rank} in this run:")
         for i, call in enumerate(calls_of(trace, rank), 1):
             print(f"   {i}. {named(call)}")
@@ -232,15 +229,15 @@ def lines_of_calls(trace: Trace, generator: torch.Generator) -> Question:
     """Ask which lines make some of a rank's calls."""
     rank, calls = _drawn(trace, generator)
     functions, chosen = _chosen(calls, generator)
-    which = f"{_in_words(f'call {i + 1}' for i in chosen)} of rank {rank}"
-    return _on_lines(functions, which, "lines", rank, chosen)
+    calls_in_words = f"{_in_words(f'call {i + 1}' for i in chosen)} of rank {rank}"
+    return _on_lines(functions, calls_in_words, "lines", rank, chosen)
 
 
 def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
     """Ask which lines make the first calls that are launched when earlier ones have ended."""
     rank, calls = _drawn(trace, generator)
     after = {
-        i: next(each for each in calls if each.start >= call.end)
+        i: next(later for later in calls if later.start >= call.end)
         for i, call in enumerate(calls)
         if call.end <= calls[-1].start
     }
@@ -249,8 +246,8 @@ def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
     functions, chosen = _chosen([*after.values()], generator)
     ended = [list(after)[i] for i in chosen]
     ends = _in_words(f"of call {i + 1}" for i in ended)
-    which = f"the first call that rank {rank} starts after the end {ends}"
-    return _on_lines(functions, which, "after", rank, ended)
+    calls_in_words = f"the first call that rank {rank} starts after the end {ends}"
+    return _on_lines(functions, calls_in_words, "after", rank, ended)
 
 
 def lines_before(trace: Trace, generator: torch.Generator) -> Question:
@@ -263,8 +260,8 @@ def lines_before(trace: Trace, generator: torch.Generator) -> Question:
     functions, chosen = _chosen([calls[i] for i in last], generator)
     times = [(calls[last[i]].start + until[last[i]]) / 2 for i in chosen]
     limits = _in_words(f"before {1e6 * time:.4g} µs" for time in times)
-    which = f"the last call that rank {rank} starts {limits}, from the first start on"
-    return _on_lines(functions, which, "before", rank, times)
+    calls_in_words = f"the last call that rank {rank} starts {limits}, from the first start on"
+    return _on_lines(functions, calls_in_words, "before", rank, times)
 
 
 def _alike(calls: Iterable[Event]) -> bool:
@@ -283,10 +280,10 @@ def _chosen(calls: Sequence[Event], generator: torch.Generator) -> tuple[Sequenc
     groups: set[tuple[str, ...]] = {(name,) for call in calls for name, _ in call.lines}
     groups |= {tuple(sorted({call.lines[i][0] for call in calls})) for i in range(-depth, depth)}
     lines = {group: [lines_in(call, group) for call in calls] for group in sorted(groups)}
-    clear = [group for group in lines if all(len(each) < 2 for each in lines[group])]
+    clear = [group for group in lines if all(len(call_lines) < 2 for call_lines in lines[group])]
     differing = [group for group in clear if len({*itertools.chain(*lines[group])}) > 1]
     group = one_of(generator, *(differing or clear))
-    places = [i for i, each in enumerate(lines[group]) if each]
+    places = [i for i, call_lines in enumerate(lines[group]) if call_lines]
     order = torch.randperm(len(places), generator=generator).tolist()
     return group, [places[i] for i in order[:_AT_ONCE]]
 
@@ -298,18 +295,18 @@ def lines_in(call: Event, functions: Collection[str]) -> list[int]:
 
 def _on_lines(
     functions: Sequence[str],
-    which: str,
+    calls_in_words: str,
     asks: Literal["lines", "after", "before"],
     rank: int,
     about: Sequence[float],
 ) -> Question:
     names = " or ".join(f"`{name}`" for name in functions)
-    text = f"Which lines of {names} make {which}?"
+    text = f"Which lines of {names} make {calls_in_words}?"
     return Question(text, asks, rank, tuple(about), tuple(functions))
 
 
-def _in_words(each: Iterable[str]) -> str:
-    *first, last = each
+def _in_words(phrases: Iterable[str]) -> str:
+    *first, last = phrases
     return f"{', '.join(first)} and {last}" if first else last
 
 

@@ -177,8 +177,8 @@ class Draw:
         Integers are larger than float64 can hold exactly.
         """
         if not self.dtype.is_floating_point:
-            most = 2 ** min(58, 8 * self.dtype.itemsize - 6)
-            return torch.randint(-most, most, shape, generator=self.numbers).to(self.dtype)
+            limit = 2 ** min(58, 8 * self.dtype.itemsize - 6)
+            return torch.randint(-limit, limit, shape, generator=self.numbers).to(self.dtype)
         bits, unit = _BITS.get(self.form.dtype, _WIDE_BITS)
         return torch.randint(-(2**bits), 2**bits, shape, generator=self.numbers).double() * unit
 

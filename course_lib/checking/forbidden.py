@@ -14,7 +14,7 @@ _SGD = vars(import_module("torch.optim.sgd")).items()
 OPTIMIZERS: tuple[Any, ...] = (
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
-    *(each for name, each in _SGD if isinstance(each, FunctionType) and name.endswith("sgd")),
+    *(member for name, member in _SGD if isinstance(member, FunctionType) and name.endswith("sgd")),
 )
 """The parts of ``torch.optim`` that would take a step of SGD, or give its learning rate."""
 
@@ -28,7 +28,7 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     )
 
 
-def refusing(*made: type | FunctionType) -> ExitStack:
+def refusing(*forbidden: type | FunctionType) -> ExitStack:
     """Return a context that refuses these classes and functions.
 
     Making an object of the classes, or calling the functions, raises RuntimeError. A function is
@@ -37,16 +37,18 @@ def refusing(*made: type | FunctionType) -> ExitStack:
     """
 
     def refuse(self: Any, *_: Any, **__: Any) -> None:
-        made_of = {each.__name__ for each in made} & {each.__name__ for each in type(self).__mro__}
+        made_of = {target.__name__ for target in forbidden} & {
+            parent.__name__ for parent in type(self).__mro__
+        }
         name = type(self).__name__ if type(self).__module__.startswith("torch.") else min(made_of)
         raise RuntimeError(f"{name} cannot be used: it is what this task asks you to write")
 
     stack = ExitStack()
-    for each in made:
-        if isinstance(each, FunctionType):
-            stack.callback(setattr, each, "__code__", each.__code__)
-            each.__code__ = _refuse.__code__.replace(co_name=each.__name__)
+    for target in forbidden:
+        if isinstance(target, FunctionType):
+            stack.callback(setattr, target, "__code__", target.__code__)
+            target.__code__ = _refuse.__code__.replace(co_name=target.__name__)
         else:
-            for name in {"__init__", "__iter__"} & {"__init__", *vars(each)}:
-                stack.enter_context(mock.patch.object(each, name, refuse))
+            for name in {"__init__", "__iter__"} & {"__init__", *vars(target)}:
+                stack.enter_context(mock.patch.object(target, name, refuse))
     return stack

@@ -26,8 +26,8 @@ def find_check(name: str) -> tuple[str, Check]:
         LookupError: there is no such check; the message lists the existing names.
 
     """
-    given, slash, short = name.partition("/")
-    assignment = full_name(given)
+    assignment_name, slash, short = name.partition("/")
+    assignment = full_name(assignment_name)
     if not slash and assignment not in _assignments():
         raise LookupError(
             f"there is no check '{name}': write assignment/check, as in 03_collectives/broadcast. "
@@ -48,39 +48,45 @@ def find_assignment(name: str) -> Path:
     The search begins in the notebook's folder. It goes on in ``assignments/`` of this folder and of
     each folder above it, and ends in the installed course.
     """
-    here = Path.cwd()
-    candidates = [here, here / name]
-    candidates += [parent / "assignments" / name for parent in (here, *here.parents)]
+    working_folder = Path.cwd()
+    candidates = [working_folder, working_folder / name]
+    candidates += [
+        parent / "assignments" / name for parent in (working_folder, *working_folder.parents)
+    ]
     candidates.append(find_course() / "assignments" / name)
     for folder in candidates:
-        beside = folder != here or here.name == name or any(here.glob(f"{name}.ipynb"))
+        beside = (
+            folder != working_folder
+            or working_folder.name == name
+            or any(working_folder.glob(f"{name}.ipynb"))
+        )
         if beside and (folder / "checks.py").is_file():
             return folder
-    there = ", ".join(_assignments()) or "none"
+    names = ", ".join(_assignments()) or "none"
     raise LookupError(
         f"checks.py of '{name}' was not found. Keep it beside the notebook, as it was handed out, "
-        f"and start Jupyter in that folder or above it. Assignments that were found: {there}"
+        f"and start Jupyter in that folder or above it. Assignments that were found: {names}"
     )
 
 
-def full_name(given: str) -> str:
+def full_name(name: str) -> str:
     """Return an assignment's full name, from the name or the number, as in ``3`` or ``03``."""
-    if not given.isdecimal():
-        return given
-    known = [folder for folder in _assignments() if folder.partition("_")[0].isdecimal()]
-    same = [folder for folder in known if int(folder.partition("_")[0]) == int(given)]
-    return same[0] if same else given
+    if not name.isdecimal():
+        return name
+    numbered = [folder for folder in _assignments() if folder.partition("_")[0].isdecimal()]
+    same = [folder for folder in numbered if int(folder.partition("_")[0]) == int(name)]
+    return same[0] if same else name
 
 
 def _assignments() -> list[str]:
     """Return the names of the assignments that can be found from here, in order."""
-    here = Path.cwd()
-    folders = [parent / "assignments" for parent in (here, *here.parents)]
+    working_folder = Path.cwd()
+    folders = [parent / "assignments" for parent in (working_folder, *working_folder.parents)]
     folders.append(find_course() / "assignments")
-    found = {path.parent.name for folder in folders for path in folder.glob("*/checks.py")}
-    if (here / "checks.py").is_file():
-        found |= {here.name, *(path.stem for path in here.glob("*.ipynb"))}
-    return sorted(found)
+    names = {path.parent.name for folder in folders for path in folder.glob("*/checks.py")}
+    if (working_folder / "checks.py").is_file():
+        names |= {working_folder.name, *(path.stem for path in working_folder.glob("*.ipynb"))}
+    return sorted(names)
 
 
 def load_checks(path: Path) -> dict[str, Check]:
@@ -117,8 +123,10 @@ def _package_of(folder: Path, anew: bool) -> str:
     path = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
     name = re.sub(r"\W", "_", f"_course_{folder.name}_{path}")
     if anew:
-        for known in [known for known in sys.modules if known.startswith(f"{name}.")]:
-            del sys.modules[known]
+        for module_name in [
+            module_name for module_name in sys.modules if module_name.startswith(f"{name}.")
+        ]:
+            del sys.modules[module_name]
     if name not in sys.modules:
         package = ModuleType(name)
         package.__path__ = [str(folder)]
@@ -140,11 +148,17 @@ def pack_program(program: Callable[..., Any]) -> bytes:
     no judge and no oracle where it runs. Reading these bytes runs code. They are read on ranks,
     never where a grade is decided.
     """
-    own = getattr(program, "program", program)  # in a task, the author's program
-    parts = inspect.getclosurevars(own).nonlocals.values() if inspect.isfunction(own) else ()
-    theirs = {own.__module__} | {part.__module__ for part in parts if inspect.isfunction(part)}
+    author_program = getattr(program, "program", program)  # in a task, the author's program
+    parts = (
+        inspect.getclosurevars(author_program).nonlocals.values()
+        if inspect.isfunction(author_program)
+        else ()
+    )
+    author_modules = {author_program.__module__} | {
+        part.__module__ for part in parts if inspect.isfunction(part)
+    }
     ours = {name for name in sys.modules if name.startswith(_OURS)}
-    by_value = {name for name in ours if not name.startswith(_THERE)} | theirs
+    by_value = {name for name in ours if not name.startswith(_THERE)} | author_modules
     by_value -= cloudpickle.list_registry_pickle_by_value()
     modules = [sys.modules[name] for name in by_value if name in sys.modules]
     for module in modules:

@@ -80,10 +80,10 @@ def check(
         )
     with _Shown() as shown, ExitStack() as stack:
         shown.say(f"reading {name} …")
-        name, found = find_check(name)
+        name, task = find_check(name)
         if case is not None:
-            found = _only(found, case)
-        size = max(each.world_size for each in found.cases)
+            task = _only(task, case)
+        size = max(listed.world_size for listed in task.cases)
         shown.say(f"starting {counted(size, 'rank')} …")
         real = on or ("gpu" if torch.cuda.device_count() >= size else "simulated")
         runners = {}
@@ -93,9 +93,9 @@ def check(
             echo = shown.echo if kind == "simulated" else None
             runner = LocalRunner(function, kind, say=shown.say, echo=echo)
             runners[WORDS[kind]] = stack.enter_context(runner)
-            runner.start(found)  # real ranks start on a core that simulated ranks leave idle
-        report = run_on_each(name, found, runners, seed="public")
-        report = replace(report, alone=case is not None, only_form=found.only_form)
+            runner.start(task)  # real ranks start on a core that simulated ranks leave idle
+        report = run_on_each(name, task, runners, seed="public")
+        report = replace(report, alone=case is not None, only_form=task.only_form)
         shown.report(report)
     if case is None:
         entry = {"checked": name, "fraction": report.fraction, "all": report.passed}
@@ -107,11 +107,11 @@ def check(
 
 def _only(check: Check, case: str) -> Check:
     """Return the check with only this case."""
-    found = tuple(each for each in check.cases if each.name == case)
-    if not found:
-        there = "; ".join(each.name for each in check.cases)
-        raise LookupError(f"there is no case '{case}'. The cases: {there}")
-    return replace(check, cases=found)
+    chosen = tuple(listed for listed in check.cases if listed.name == case)
+    if not chosen:
+        names = "; ".join(listed.name for listed in check.cases)
+        raise LookupError(f"there is no case '{case}'. The cases: {names}")
+    return replace(check, cases=chosen)
 
 
 class LocalRunner:
@@ -149,14 +149,16 @@ class LocalRunner:
             RanksError: the case failed; the error's `trace` holds the operations until then.
 
         """
-        number = next((i for i, each in enumerate(check.cases, 1) if each is case), "?")
+        number = next((i for i, listed in enumerate(check.cases, 1) if listed is case), "?")
         self._say(f"{WORDS[self._on]}, case {number} of {len(check.cases)}: {case.name}")
-        own = [encode(value) for value in inputs]
+        encoded_inputs = [encode(value) for value in inputs]
         ranks, printed = self._ranks_of(case, check), io.StringIO()
         touched: list[str] = []
         try:
             with redirect_stdout(printed), _told_of_misuse(touched):
-                outputs = ranks.run(_run_program, check.program, self._function, per_rank(own))
+                outputs = ranks.run(
+                    _run_program, check.program, self._function, per_rank(encoded_inputs)
+                )
         except RanksError as error:
             if isinstance(error, RankTimeout):  # its report has the check's time limit
                 error = _timed_out(check, error.states)
@@ -195,8 +197,10 @@ class LocalRunner:
                 ranks.close()
 
 
-def _run_program(program: Callable[..., Any], function: Callable[..., Any], own: bytes) -> bytes:
-    return encode(program(function, decode(own)))
+def _run_program(
+    program: Callable[..., Any], function: Callable[..., Any], encoded_input: bytes
+) -> bytes:
+    return encode(program(function, decode(encoded_input)))
 
 
 @contextmanager
@@ -209,11 +213,11 @@ def _told_of_misuse(touched: list[str]) -> Iterator[None]:
         warnings.simplefilter("always", MisuseWarning)
         show = warnings.showwarning
 
-        def hear(message: Any, category: type[Warning], *where: Any) -> None:
+        def hear(message: Any, category: type[Warning], *place: Any) -> None:
             if isinstance(message, MisuseWarning):
                 touched.extend(message.touched)
             else:
-                show(message, category, *where)
+                show(message, category, *place)
 
         warnings.showwarning = hear  # type: ignore[assignment]
         yield

@@ -57,7 +57,9 @@ class Solution:
         """The source as a student would hand it in: named like the task, without the mark."""
         definition = ast.parse(self.text).body[0]
         assert isinstance(definition, ast.FunctionDef)
-        definition.decorator_list = [each for each in definition.decorator_list if not _marks(each)]
+        definition.decorator_list = [
+            decorator for decorator in definition.decorator_list if not _marks(decorator)
+        ]
         for node in ast.walk(definition):  # a function that keeps state refers to its own name
             if isinstance(node, ast.Name) and node.id == definition.name:
                 node.id = self.task
@@ -72,8 +74,8 @@ class Solution:
         linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
         namespace = dict(self.names)
         exec(compile(text, name, "exec"), namespace)
-        made: Function = namespace[self.task]
-        return made
+        function: Function = namespace[self.task]
+        return function
 
 
 def _marks(decorator: ast.expr) -> bool:
@@ -87,22 +89,22 @@ def passes(function: Function) -> Solution:
     return _solution(function, None, EVERYWHERE)
 
 
-def fails(reason: str, where: tuple[str, ...] = EVERYWHERE) -> Callable[[Function], Solution]:
+def fails(reason: str, places: tuple[str, ...] = EVERYWHERE) -> Callable[[Function], Solution]:
     """Mark a wrong solution, named ``task__mistake``; the check's report must contain `reason`.
 
-    `where`: the places in which it fails, if it does not fail in all of them. Time is exact only
+    `places`: the places in which it fails, if it does not fail in all of them. Time is exact only
     on a virtual clock. Gloo buffers small messages and so hides deadlocks. Only the grader hides
     modules.
     """
-    return lambda function: _solution(function, reason, where)
+    return lambda function: _solution(function, reason, places)
 
 
-def _solution(function: Function, reason: str | None, where: tuple[str, ...]) -> Solution:
+def _solution(function: Function, reason: str | None, places: tuple[str, ...]) -> Solution:
     task, separator, mistake = function.__name__.partition("__")
     if not separator:
         raise ValueError(f"{function.__name__}: a solution is named task__mistake")
     text = textwrap.dedent(inspect.getsource(function))
-    return Solution(task, mistake, text, reason, where, inspect.unwrap(function).__globals__)
+    return Solution(task, mistake, text, reason, places, inspect.unwrap(function).__globals__)
 
 
 @dataclass(frozen=True)
@@ -134,22 +136,22 @@ def edits_of(solution: Solution, *mutants: Mutant) -> list[Solution]:
 
 
 def _edited(solution: Solution, mutant: Mutant) -> Solution:
-    what = f"{mutant.name}: the text of {solution.task}__{solution.mistake}"
-    text = edited(solution.text, ((mutant.old, mutant.new), *mutant.also), what)
+    label = f"{mutant.name}: the text of {solution.task}__{solution.mistake}"
+    text = edited(solution.text, ((mutant.old, mutant.new), *mutant.also), label)
     return replace(solution, mistake=mutant.name, text=text, reason=mutant.says, where=mutant.where)
 
 
-def edited(text: str, edits: Iterable[tuple[str, str]], what: str) -> str:
+def edited(text: str, edits: Iterable[tuple[str, str]], label: str) -> str:
     """Return the text after all edits, each an (old, new) pair; see `Mutant`.
 
     Raises:
-        ValueError: the text, called `what`, does not have one of the old pieces.
+        ValueError: the text, called `label`, does not have one of the old pieces.
 
     """
     for old, new in edits:
         before, text = text, replaced(text, old, new)
         if not old or text == before:
-            raise ValueError(f"{what} has no {old!r} to replace")
+            raise ValueError(f"{label} has no {old!r} to replace")
     return text
 
 
@@ -158,11 +160,11 @@ def replaced(text: str, old: str, new: str) -> str:
     if "\n" not in old + new:
         return text.replace(old, new)
     old, new = (textwrap.dedent(piece).strip("\n ") for piece in (old, new))
-    first, *others = map(re.escape, old.split("\n"))
-    rest = "".join(rf"\n\1{line}" if line else r"\n" for line in others)
+    first, *following = map(re.escape, old.split("\n"))
+    further_lines = "".join(rf"\n\1{line}" if line else r"\n" for line in following)
     return re.sub(
-        rf"^( *){first}{rest}$",
-        lambda found: textwrap.indent(new, found[1]),
+        rf"^( *){first}{further_lines}$",
+        lambda match: textwrap.indent(new, match[1]),
         text,
         flags=re.MULTILINE,
     )
@@ -175,13 +177,13 @@ def mutants_of(module: ModuleType) -> list[Solution]:
         ValueError: two solutions of a task have the same name.
 
     """
-    found: dict[tuple[str, str], Solution] = {}
+    solutions: dict[tuple[str, str], Solution] = {}
     for solution in _solutions(module):
         key = solution.task, solution.mistake
-        if key in found:
+        if key in solutions:
             raise ValueError(f"there are two solutions {'__'.join(key)}: choose another name")
-        found[key] = solution
-    return list(found.values())
+        solutions[key] = solution
+    return list(solutions.values())
 
 
 def _solutions(module: ModuleType) -> Iterator[Solution]:
@@ -189,17 +191,16 @@ def _solutions(module: ModuleType) -> Iterator[Solution]:
         if isinstance(value, Solution):
             yield value
         elif isinstance(value, list):
-            yield from (each for each in value if isinstance(each, Solution))
+            yield from (solution for solution in value if isinstance(solution, Solution))
 
 
 def says(report: CheckReport, reason: str) -> bool:
     """Return whether the report says `reason` about a failed case.
 
     The text about a case is ``✗``, its name, its reason and its details. For a hidden case it is
-    ``✗ hidden case`` and the reason. `reason` may also be in the sentence about what the failed
-    cases have in common.
+    ``✗ hidden case`` and the reason.
     """
-    return reason in report.only or any(
+    return any(
         reason in " ".join(f"✗ {_said_of(result)}".split())
         for result in report.results
         if not result.passed
@@ -238,22 +239,22 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="a Python file with solutions")
     parser.add_argument("--seed", help="try the hidden cases of this secret, too")
     parser.add_argument("--task", help="only the solutions of this task")
-    asked = parser.parse_args()
-    assignment = full_name(asked.assignment)
+    options = parser.parse_args()
+    assignment = full_name(options.assignment)
     checks = load_checks(find_assignment(assignment) / "checks.py")
     amiss: list[str] = []
-    solutions = mutants_of(load_module(asked.file))
+    solutions = mutants_of(load_module(options.file))
     if not solutions:
-        parser.error(f"{asked.file} has no function that is marked with @passes or @fails")
+        parser.error(f"{options.file} has no function that is marked with @passes or @fails")
     for solution in solutions:
-        if asked.task not in (None, solution.task) or "simulated" not in solution.where:
+        if options.task not in (None, solution.task) or "simulated" not in solution.where:
             continue
         label = f"{solution.task}__{solution.mistake}"
         if solution.task not in checks:
             amiss.append(f"{label}: {assignment} has no check of this name")
             continue
         report = report_on(
-            f"{assignment}/{solution.task}", checks[solution.task], solution, asked.seed
+            f"{assignment}/{solution.task}", checks[solution.task], solution, options.seed
         )
         failed = [result for result in report.results if not result.passed]
         kind = "right" if solution.reason is None else "wrong"

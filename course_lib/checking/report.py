@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from html import escape
 from typing import Any
 
 from course_lib.checking.cases import VALUES
-from course_lib.checking.causes import cause_of
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted
 
@@ -50,7 +50,7 @@ class CaseResult:
     summary: str = ""
     """The reason without the text that `detail` also has; empty: it is the same as `reason`."""
     difficulty: Sequence[int] = ()
-    """How hard it is to find a mistake in the case; see `causes.difficulty_of`."""
+    """How hard it is to find a mistake in the case; see `Case`."""
     cost: Mapping[str, float] = field(default_factory=dict)
     """If the ranks have a virtual clock: its ``seconds`` when the last rank ended, ``computed``
     (seconds) and ``sent`` (bytes), each of the rank with the most, and the ``rounds`` of rank 0:
@@ -69,7 +69,6 @@ class CheckReport:
         traced: that case's name.
         function: name of the student's function.
         alone: whether only one case of the check was requested.
-        common: what all visible failed cases have and no passed case has; or empty.
         only_form: whether the check looked only at the form of an answer, which the grader judges.
 
     """
@@ -82,7 +81,6 @@ class CheckReport:
     traced: str = field(default="", compare=False, repr=False)
     function: str = field(default="", compare=False, repr=False)
     alone: bool = False
-    common: str = ""
     only_form: bool = False
 
     @property
@@ -102,12 +100,12 @@ class CheckReport:
         The lists are sorted by their first cases, from simple to hard.
         """
         causes: dict[object, list[CaseResult]] = {}
-        for result in sorted((each for each in self.results if not each.passed), key=_place):
+        for result in sorted((result for result in self.results if not result.passed), key=_place):
             causes.setdefault((result.hidden, cause_of(result.reason)), []).append(result)
         order = {id(result): i for i, result in enumerate(self.results)}
         return [
-            [first, *sorted(others, key=lambda each: order[id(each)])]
-            for first, *others in causes.values()
+            [first, *sorted(similar, key=lambda result: order[id(result)])]
+            for first, *similar in causes.values()
         ]
 
     @property
@@ -119,7 +117,7 @@ class CheckReport:
         """Return a case's name, or the number of a hidden case."""
         if not result.hidden:
             return result.name
-        number = next(i for i, each in enumerate(self.results, 1) if each is result)
+        number = next(i for i, listed in enumerate(self.results, 1) if listed is result)
         return f"hidden case {number}"
 
     @staticmethod
@@ -133,17 +131,10 @@ class CheckReport:
         if self.undecided:
             return f"{self.name}: {self.undecided}"
         good = sum(result.passed for result in self.results)
-        where = f", on {' and on '.join(self.places)}" if self.places else ""
+        places = f", on {' and on '.join(self.places)}" if self.places else ""
         alone = " (only this case was run)" if self.alone else ""
         of = counted(len(self.results), "case")
-        return f"{self.name}: {good} of {of} passed{where}{alone}"
-
-    @property
-    def only(self) -> str:
-        """The sentence on what the failing cases have in common; an empty string if nothing."""
-        if not self.common:
-            return ""
-        return f"All failing cases, and no passing case, have {self.common}."
+        return f"{self.name}: {good} of {of} passed{places}{alone}"
 
     @property
     def points(self) -> str:
@@ -202,7 +193,7 @@ class CheckReport:
         lines = [self.heading]
         lines += [f"  ✓ {self.title_of(result)}" for result in self.results if result.passed]
         explained = False
-        for first, *others in self.causes:
+        for first, *similar in self.causes:
             lines.append(f"  ✗ {self.title_of(first)}")
             # One full explanation helps, ten do not. For a hidden case it would reveal the case.
             full = bool(first.detail) and not explained and not first.hidden
@@ -210,11 +201,34 @@ class CheckReport:
             if full:
                 lines.append(textwrap.indent(first.detail, _IN))
                 explained = True
-            if others:
-                names = _the_first(list(map(self.title_of, others)))
-                lines += _wrapped(f"{self.the_same(len(others))}: {names}")
-        lines += [f"  {each}" for each in (self.only, self.points) if each]
+            if similar:
+                names = _the_first(list(map(self.title_of, similar)))
+                lines += _wrapped(f"{self.the_same(len(similar))}: {names}")
+        lines += [f"  {self.points}"] if self.points else []
         return "\n".join(lines)
+
+
+_NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+_LEFT_OUT = (
+    (r"\bb?float\d+\b", "float"),  # all dtypes count as the same
+    (rf"(?<![\w.]){_NUMBER}(?: ?(?:B|[KMG]iB|ns|µs|ms|s)\b)?", "#"),
+    (r"\[#(?:, #)*\]", ""),  # the position of an element
+    (r"#(?:(?:, |-| and | → rank )#)+", "#"),
+    (r" \(#\)", ""),
+    (r"\b[Rr]anks?\b", "rank"),
+    (r"\b(?:transposed|strided)\b", "layout"),
+)
+
+
+def cause_of(reason: str) -> str:
+    """Return the reason without numbers, ranks and positions; keep equal sentences only once.
+
+    Two failures have the same cause if these texts are equal.
+    """
+    for pattern, instead in _LEFT_OUT:
+        reason = re.sub(pattern, instead, reason)
+    parts = (part.rstrip(". ") for part in re.split(r"[.;] ", reason))
+    return "; ".join(dict.fromkeys(parts))
 
 
 def _place(result: CaseResult) -> tuple[Any, ...]:
@@ -225,9 +239,9 @@ def _place(result: CaseResult) -> tuple[Any, ...]:
     return not result.ran, result.hidden, () if result.hidden else tuple(result.difficulty)
 
 
-def _the_first(names: Sequence[str], most: int = 2) -> str:
-    more = [f"and {len(names) - most} more"] if len(names) > most else []
-    return " · ".join([*names[:most], *more])
+def _the_first(names: Sequence[str], limit: int = 2) -> str:
+    remainder = [f"and {len(names) - limit} more"] if len(names) > limit else []
+    return " · ".join([*names[:limit], *remainder])
 
 
 def _wrapped(text: str) -> list[str]:
@@ -287,19 +301,19 @@ def html_of(report: CheckReport, picture: tuple[bytes, str] | None = None) -> st
         names = _list(_text(report.title_of(result)) for result in good)
         parts.append(f"<details><summary>{_mark(True)} {count}</summary>{names}</details>")
     for number, results in enumerate(report.causes):
-        drawn = picture if any(each.name == report.traced for each in results) else None
+        drawn = picture if any(result.name == report.traced for result in results) else None
         parts.append(_cause(report, results, drawn, first=number == 0))
-    parts += [f"<p>{_text(each)}</p>" for each in (report.only, report.points) if each]
+    parts += [f"<p>{_text(report.points)}</p>"] if report.points else []
     # Both classes prevent a dollar sign from being read as the start of a formula.
-    kept = "course-report tex2jax_ignore mathjax_ignore"
-    return f'{_STYLE}<div class="{kept}">{"".join(parts)}</div>'
+    classes = "course-report tex2jax_ignore mathjax_ignore"
+    return f'{_STYLE}<div class="{classes}">{"".join(parts)}</div>'
 
 
 def _cause(
     report: CheckReport, results: list[CaseResult], picture: tuple[bytes, str] | None, first: bool
 ) -> str:
     """Return the cases that failed for one reason: the simplest in full, the others below it."""
-    shown, *others = results
+    shown, *similar = results
     full = bool(shown.detail) and not shown.hidden
     body = [f"<p>{_text(shown.summary if full and shown.summary else shown.reason)}</p>"]
     body += [_paragraphs(shown.detail)] if full else []
@@ -309,9 +323,11 @@ def _cause(
         name, case = (json.dumps(text, ensure_ascii=False) for text in (report.name, shown.name))
         line = f"check({name}, {report.function}, case={case})"
         body.append(f"<p>To run only this case: <code>{_text(line)}</code></p>")
-    if others:
-        names = _list(f"{_text(report.title_of(each))}<br>{_text(each.reason)}" for each in others)
-        summary = f"<summary>{_text(report.the_same(len(others)))}</summary>"
+    if similar:
+        names = _list(
+            f"{_text(report.title_of(result))}<br>{_text(result.reason)}" for result in similar
+        )
+        summary = f"<summary>{_text(report.the_same(len(similar)))}</summary>"
         body.append(f"<details>{summary}{names}</details>")
     return (
         f'<details class="case{" first" if first else ""}"{" open" if first else ""}>'
@@ -329,11 +345,11 @@ def _paragraphs(text: str) -> str:
     )
 
 
-def _picture(case: str, png: bytes, words: str) -> str:
+def _picture(case: str, png: bytes, description: str) -> str:
     data = base64.b64encode(png).decode("ascii")
     return (
         f"<p>The ranks over time in the case ‘{_text(case)}’:</p>"
-        f'<img alt="{_text(words)}" src="data:image/png;base64,{data}">'
+        f'<img alt="{_text(description)}" src="data:image/png;base64,{data}">'
     )
 
 

@@ -23,6 +23,7 @@ SAMPLES = 8
 """Runs with moved inputs."""
 ROUNDINGS = 16
 """Roundings in a row that a right computation may make beyond those that an input goes through."""
+_FLOAT32 = torch.finfo(torch.float32).eps / 2
 _FAR = 2.0**10
 """In float64 one rounding more would vanish in the arithmetic, so inputs move by so many."""
 
@@ -47,7 +48,7 @@ def _coarse(drawn: Tensor) -> Tensor:
     return (drawn / unit).round() * unit
 
 
-def moved_inputs(own: Sequence[Any], dtype: str) -> list[Any]:
+def moved_inputs(inputs: Sequence[Any], dtype: str) -> list[Any]:
     """Return inputs in float64: as they are, then `SAMPLES` times moved by a rounding."""
     generator = torch.Generator().manual_seed(0)
     unit = torch.finfo(getattr(torch, dtype)).eps / 2 * _far(dtype)
@@ -60,7 +61,7 @@ def moved_inputs(own: Sequence[Any], dtype: str) -> list[Any]:
         return tensor.double() * (1 + by * signs)
 
     moves = [(0.0, False), *((unit, bool(n % 2)) for n in range(SAMPLES))]
-    return [with_tensors(list(own), partial(moved, by=by, together=t)) for by, t in moves]
+    return [with_tensors(list(inputs), partial(moved, by=by, together=t)) for by, t in moves]
 
 
 def bounds_from(value: Any, sampled: Sequence[Any], dtype: str) -> dict[str, float]:
@@ -76,15 +77,17 @@ def bounds_from(value: Any, sampled: Sequence[Any], dtype: str) -> dict[str, flo
 
     """
     unit = torch.finfo(getattr(torch, dtype)).eps / 2
-    exact, *moved = (dict(leaves(each)) for each in sampled)
+    exact, *moved = (dict(leaves(sample)) for sample in sampled)
     bounds = {}
     for place, rounded in leaves(value):
         if place not in exact:
             continue
-        most = unit * _size(exact[place])
+        # A number, such as a loss, may have been added up in a tensor of PyTorch's default dtype.
+        own_unit = max(unit, _FLOAT32) if isinstance(rounded, float) else unit
+        error = own_unit * _size(exact[place])
         for run in moved:
-            most = max(most, _distance(run.get(place), exact[place]) / _far(dtype))
-        bounds[place] = ROUNDINGS * most + _distance(rounded, exact[place])
+            error = max(error, _distance(run.get(place), exact[place]) / _far(dtype))
+        bounds[place] = ROUNDINGS * error + _distance(rounded, exact[place])
     return bounds
 
 

@@ -26,8 +26,7 @@ from course_lib.checking.cases import (
     Wrong,
     case_generator,
 )
-from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_common
-from course_lib.checking.expectations import after_the_barrier, computations, name_of
+from course_lib.checking.communication import after_the_barrier, computed, name_of
 from course_lib.checking.report import CaseResult, CheckReport
 from course_lib.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
 from course_lib.ranks import Trace
@@ -57,7 +56,7 @@ _SIMPLER: tuple[tuple[str, Any, str], ...] = (
         "contiguous",
         "With contiguous tensors, the same case passes. These are {layout}: .view fails, and "
         ".flatten(), .reshape() and .contiguous() make a copy; what goes into a copy does not "
-        "reach the tensor.",
+        "reach the tensor. Write the result back with tensor.copy_.",
     ),
     (
         "groups",
@@ -139,102 +138,104 @@ def run_check(
     """
     examined: list[_Examined] = []
     for case, is_hidden in [*((c, False) for c in check.cases), *((c, True) for c in hidden)]:
-        one = _Examined(case, is_hidden, [each.result for each in examined])
-        timeouts = sum(isinstance(each.error, RankTimeout) for each in examined)
+        current = _Examined(case, is_hidden)
+        timeouts = sum(isinstance(trial.error, RankTimeout) for trial in examined)
         if timeouts >= MAX_TIMEOUTS:
             reason = f"not run, because {timeouts} earlier cases took longer than their limit"
             lost = dict.fromkeys(case.decides or check.worth, False)
-            one.result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, lost, ran=False)
+            current.result = CaseResult(
+                case.name, False, reason, "", 0.0, is_hidden, lost, ran=False
+            )
         else:
-            _examine(name, check, one, run, seed)
-        examined.append(one)
-        progress(one.result)
+            _examine(name, check, current, run, seed)
+        examined.append(current)
+        progress(current.result)
     _try_again(name, check, run, seed, examined)
-    refuted = _refuted(name, check, seed, examined)
     for is_hidden in (False, True):
-        wrong = [each for each in examined if each.finding and each.hidden == is_hidden]
-        hints = agreed([each.finding for each in wrong if each.finding], refuted)
-        for each, hint in zip(wrong, hints, strict=True):
-            assert each.finding is not None
-            each.result = replace(each.result, reason=_reason_of(each.finding, hint))
-    ran = [each for each in examined if each.result.ran and not each.hidden]
+        refused = [trial for trial in examined if trial.finding and trial.hidden == is_hidden]
+        hints = agreed([trial.finding for trial in refused if trial.finding])
+        for trial, hint in zip(refused, hints, strict=True):
+            assert trial.finding is not None
+            trial.result = replace(trial.result, reason=_reason_of(trial.finding, hint))
+    ran = [trial for trial in examined if trial.result.ran and not trial.hidden]
     if explain and check.drawn is not None:
-        _explain(name, check, run, seed, [each for each in ran if not each.result.passed])
-    failed = [each for each in ran if not each.result.passed]
-    passed = [each.case for each in ran if each.result.passed]
-    # If every case names a known mistake, other common properties of the cases may be chance.
-    named = all(each.finding is not None and _is_named(each.finding, refuted) for each in failed)
+        _explain(name, check, run, seed, [trial for trial in ran if not trial.result.passed])
+    failed = [trial for trial in ran if not trial.result.passed]
     # With `only_on`, the messages are the check's own: no student has sent one.
-    timed = [each for each in failed if each.trace is not None and each.trace.makespan > 0]
+    timed = [trial for trial in failed if trial.trace is not None and trial.trace.makespan > 0]
     shown = min(
         [] if check.only_on else timed,
-        key=lambda each: tuple(each.result.difficulty),
+        key=lambda trial: tuple(trial.result.difficulty),
         default=None,
     )
     return CheckReport(
         name,
-        tuple(each.result for each in examined),
+        tuple(trial.result for trial in examined),
         check.worth,
         trace=shown.trace if shown is not None else None,
         traced=shown.case.name if shown is not None else "",
         function=check.function,
-        common="" if named else in_common([each.case for each in failed], passed),
     )
 
 
 def _try_again(name: str, check: Check, run: Runner, seed: str, examined: list[_Examined]) -> None:
     """Try a case that alone has failed, and nearly passed, with more seeds; see `MORE_SEEDS`."""
-    failed = [index for index, each in enumerate(examined) if not each.result.passed]
-    one = examined[failed[0]] if len(failed) == 1 else None
-    if one is None or one.finding is None or not one.finding.near:
+    failed = [index for index, trial in enumerate(examined) if not trial.result.passed]
+    suspect = examined[failed[0]] if len(failed) == 1 else None
+    if suspect is None or suspect.finding is None or not suspect.finding.near:
         return
-    tried = [_Examined(one.case, one.hidden, one.earlier) for _ in range(MORE_SEEDS)]
-    for n, each in enumerate(tried):
-        _examine(name, check, each, run, f"{seed}, again {n}")
-    if all(each.result.passed for each in tried):
+    tried = [_Examined(suspect.case, suspect.hidden) for _ in range(MORE_SEEDS)]
+    for n, trial in enumerate(tried):
+        _examine(name, check, trial, run, f"{seed}, again {n}")
+    if all(trial.result.passed for trial in tried):
         examined[failed[0]] = tried[0]
 
 
 def _explain(name: str, check: Check, run: Runner, seed: str, failed: list[_Examined]) -> None:
     """Find out by trial which special thing makes the simplest failed case fail, and say so."""
-    one = min(failed, key=lambda each: each.case.difficulty, default=None)
-    if one is None or isinstance(one.error, RankTimeout):
+    simplest = min(failed, key=lambda trial: trial.case.difficulty, default=None)
+    if simplest is None or isinstance(simplest.error, RankTimeout):
         return
 
     def passes(case: Case) -> bool:
-        trial = _Examined(case, False, ())
+        trial = _Examined(case, False)
         _examine(name, check, trial, run, seed)
         return trial.result.passed
 
-    case, sentence = one.case, ""
+    case, sentence = simplest.case, ""
     if case.after is not None and passes(replace(case, after=None)):
         sentence = _KEPT
-    for part, plain, words in _SIMPLER:
+    for part, plain, explanation in _SIMPLER:
         special = getattr(case.form, part) != plain
         if (
             not sentence
             and special
             and passes(replace(case, form=replace(case.form, **{part: plain})))
         ):
-            sentence = words.format(**vars(case.form))
+            sentence = explanation.format(**vars(case.form))
     if sentence:
-        reason = f"{one.result.reason.rstrip('. ')}. {sentence}"
-        one.result = replace(one.result, reason=_cut(reason, MAX_REASON))
+        reason = f"{simplest.result.reason.rstrip('. ')}. {sentence}"
+        simplest.result = replace(simplest.result, reason=_cut(reason, MAX_REASON))
 
 
-def _refuted(name: str, check: Check, seed: str, examined: Sequence[_Examined]) -> set[str]:
-    """Return the named mistakes that cannot be, because some passed cases would have failed."""
-    found = [each.finding for each in examined if each.finding is not None]
-    fit = [words for each in found for words, hint in each.known.items() if hint]
-    causes = set(map(cause_of, fit))
-    if not causes:
-        return set()
-    return {
-        cause
-        for each in examined
-        if each.result.passed
-        for cause in check.refutes(each.case, _drawn(name, check, each.case, seed), causes)
-    }
+def agreed(findings: Sequence[Wrong]) -> list[str]:
+    """Return the hint of each failing case, so that no two hints contradict each other.
+
+    In a single case, a known mistake may fit by chance. So a mistake is named only if it explains
+    all the cases that it could explain. If two mistakes may be named, the one that explains more
+    cases is.
+    """
+    fits = [[mistake for mistake, hint in finding.mistakes.items() if hint] for finding in findings]
+    could, explains = Counter[str](), Counter[str]()
+    for finding, fitting in zip(findings, fits, strict=True):
+        could.update(finding.mistakes.keys())
+        explains.update(fitting)
+    hints = []
+    for finding, fitting in zip(findings, fits, strict=True):
+        sure = [mistake for mistake in fitting if explains[mistake] == could[mistake]]
+        best = max(sure, key=lambda mistake: explains[mistake], default="")
+        hints.append(finding.mistakes[best] if best else finding.otherwise)
+    return hints
 
 
 def _drawn(name: str, check: Check, case: Case, seed: str) -> Sequence[Plain]:
@@ -246,10 +247,6 @@ def _drawn(name: str, check: Check, case: Case, seed: str) -> Sequence[Plain]:
         ) from error
 
 
-def _is_named(wrong: Wrong, refuted: set[str]) -> bool:
-    return any(hint and cause_of(words) not in refuted for words, hint in wrong.known.items())
-
-
 @dataclass
 class _Examined:
     """One case, and what was found out about it.
@@ -257,7 +254,6 @@ class _Examined:
     Attributes:
         case: the case.
         hidden: whether students do not get it.
-        earlier: the results of earlier cases, for the hints.
         result: its result; it names a known mistake only after all cases have run.
         trace: what was recorded.
         error: why the ranks did not run to their end; else ``None``.
@@ -269,7 +265,6 @@ class _Examined:
 
     case: Case
     hidden: bool
-    earlier: Sequence[CaseResult]
     result: CaseResult = field(init=False)
     trace: Trace | None = None
     error: RanksError | None = None
@@ -278,44 +273,42 @@ class _Examined:
     trouble: str = ""
 
 
-def _examine(name: str, check: Check, one: _Examined, run: Runner, seed: str) -> None:
+def _examine(name: str, check: Check, trial: _Examined, run: Runner, seed: str) -> None:
     """Run, judge and explain one case."""
-    case, cost = one.case, dict[str, float]()
+    case, cost = trial.case, dict[str, float]()
     draw = partial(_drawn, name, check, case, seed)
     inputs, start = draw(), time.monotonic()
     check.prepare(case, inputs)
     try:
         observed = replace(run(check, case, inputs), inputs=draw())
-        one.trace = observed.trace
-        if one.trace is not None and observed.network is not None:
-            cost = _cost(one.trace)
-        _judge(check, one, observed)
+        trial.trace = observed.trace
+        if trial.trace is not None and observed.network is not None:
+            cost = _cost(trial.trace)
+        _judge(check, trial, observed)
     except RanksError as failed:
-        one.error, one.trace = failed, failed.trace
-        if hint := _copies(case, failed):
-            failed.add_detail(hint)
+        trial.error, trial.trace = failed, failed.trace
     except NotPlainError as refused:
         raise AuthorError(f"{name}: the inputs of the case {case.name!r}: {refused}") from refused
     reason = detail = summary = ""
-    if (wrong := one.finding) is not None:
-        reason, detail = _reason_of(wrong, wrong.otherwise), wrong.detail
-    elif (error := one.error) is not None and _not_written(error):
+    if (finding := trial.finding) is not None:
+        reason, detail = _reason_of(finding, finding.otherwise), finding.detail
+    elif (error := trial.error) is not None and _not_written(error):
         reason = f"not written yet: NotImplementedError{f' ({error.where})' if error.where else ''}"
     elif error is not None:
         reason, detail, summary = _in_one_line(error), _explanation(error), error.summary
-    one.result = CaseResult(
+    trial.result = CaseResult(
         case.name,
         not reason,
         _cut(reason, MAX_REASON),
         _cut(detail, MAX_DETAIL),
         time.monotonic() - start,
-        one.hidden,
-        {part: not reason or part in one.granted for part in case.decides or check.worth},
-        in_short=case.in_short if one.error is None else one.error.in_short,
-        limit="" if one.error is None else one.error.limit,
-        trouble=one.trouble,
+        trial.hidden,
+        {part: not reason or part in trial.granted for part in case.decides or check.worth},
+        in_short=case.in_short if trial.error is None else trial.error.in_short,
+        limit="" if trial.error is None else trial.error.limit,
+        trouble=trial.trouble,
         summary=_cut(summary, MAX_REASON),
-        difficulty=case.difficulty or difficulty_of(case, inputs, next(iter(check.cases), case)),
+        difficulty=case.difficulty,
         cost=cost,
     )
 
@@ -324,15 +317,10 @@ def _cost(trace: Trace) -> dict[str, float]:
     ranks = range(trace.world_size)
     return {
         "seconds": trace.makespan,
-        "computed": max(_computed(trace, rank) for rank in ranks),
+        "computed": max(computed(trace, rank) for rank in ranks),
         "sent": max(trace.bytes_sent(rank) for rank in ranks),
         "rounds": sum(event.rank == 0 for event in trace.operations),
     }
-
-
-def _computed(trace: Trace, rank: int) -> float:
-    """Return for how many seconds a rank computes."""
-    return sum(event.end - event.start for event in computations(trace, rank))
 
 
 def _not_written(error: RanksError) -> TypeGuard[RankError]:
@@ -354,17 +342,6 @@ def _in_one_line(error: RanksError) -> str:
     return f"{error.summary} {'. '.join(waiting)}."
 
 
-def _copies(case: Case, error: RanksError) -> str:
-    """Return what to know about tensors of this layout, if PyTorch may have refused a view."""
-    layout = case.form.layout
-    if layout not in case.name or getattr(error, "kind", "") != RuntimeError.__name__:
-        return ""
-    return (
-        f"The tensors of this case are {layout}: .view fails; .reshape works, and makes a copy. To "
-        "change such a tensor in place, write the result back with tensor.copy_."
-    )
-
-
 def _explanation(error: RanksError) -> str:
     return "\n\n".join(part for part in (format_states(error.states), error.detail) if part)
 
@@ -372,7 +349,7 @@ def _explanation(error: RanksError) -> str:
 # Judging one case -----------------------------------------------------------------------------
 
 
-def _judge(check: Check, one: _Examined, observed: Observed) -> None:
+def _judge(check: Check, trial: _Examined, observed: Observed) -> None:
     """Judge one case: note the finding, the parts of the points that it grants, and the trouble.
 
     Communication counts only if the values are right: a function that sends nothing must not earn
@@ -380,21 +357,21 @@ def _judge(check: Check, one: _Examined, observed: Observed) -> None:
 
     Args:
         check: the check.
-        one: the case.
+        trial: the case.
         observed: what the ranks returned and sent. Its inputs were drawn anew, because a program
             on the ranks may have changed those that it got.
 
     """
     try:
         _judge_handles(observed)
-        _judge_values(check, one, observed)
-        findings = _judge_communication(check, one, observed)
-    except Wrong as wrong:
-        one.finding = wrong
+        _judge_values(check, trial, observed)
+        findings = _judge_communication(check, trial, observed)
+    except Wrong as finding:
+        trial.finding = finding
         return
-    one.granted = {VALUES, COMMUNICATION, *check.worth} - findings.keys()
+    trial.granted = {VALUES, COMMUNICATION, *check.worth} - findings.keys()
     if findings:
-        one.finding = _together(list(findings.values()))
+        trial.finding = _together(list(findings.values()))
 
 
 def _judge_handles(observed: Observed) -> None:
@@ -408,20 +385,20 @@ def _judge_handles(observed: Observed) -> None:
         )
 
 
-def _judge_values(check: Check, one: _Examined, observed: Observed) -> None:
+def _judge_values(check: Check, trial: _Examined, observed: Observed) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # oracles are small: more threads would only wait for each other
     try:
-        check.judge(one.case, observed.inputs, observed.outputs)
-    except Wrong as wrong:
-        hint = _outside_the_group(one.case, observed.trace)
-        if one.case.after is not None:
-            hint = _KEPT if _right_alone(one.case, one.earlier) else ""
-        raise wrong.besides(hint) from None
+        check.judge(trial.case, observed.inputs, observed.outputs)
+    except Wrong as finding:
+        alone = trial.case.after is None  # else the trace has another call, too
+        raise finding.besides(
+            _outside_the_group(trial.case, observed.trace) if alone else ""
+        ) from None
     except (AuthorError, OSError, MemoryError):  # not caused by an answer
         raise
     except Exception:
-        one.trouble = traceback.format_exc()
+        trial.trouble = traceback.format_exc()
         raise Wrong(
             "the answer has a form that this check does not expect",
             "Compare the types and shapes that your function returns with those of the task.",
@@ -430,17 +407,17 @@ def _judge_values(check: Check, one: _Examined, observed: Observed) -> None:
         torch.set_num_threads(threads)
 
 
-def _judge_communication(check: Check, one: _Examined, observed: Observed) -> dict[str, Wrong]:
+def _judge_communication(check: Check, trial: _Examined, observed: Observed) -> dict[str, Wrong]:
     """Return part of the points → its first finding."""
-    case, findings = one.case, dict[str, Wrong]()
+    case, findings = trial.case, dict[str, Wrong]()
     if observed.trace is None:
         return findings
     trace: Trace | None = observed.trace
     if check.computes is not None and observed.network:
         declared = check.computes(case, observed.inputs)
-        missing = _computed_too_little(declared, observed.trace)
-        if missing:
-            raise Wrong(missing, _fails_before(case, one.earlier) or _PROGRAMS_OWN)
+        shortfall = _computed_too_little(declared, observed.trace)
+        if shortfall:
+            raise Wrong(shortfall, _PROGRAMS_OWN)
     _expect_few_empty(observed.trace)
     if case.after is not None:
         trace = after_the_barrier(observed.trace)
@@ -453,54 +430,33 @@ def _judge_communication(check: Check, one: _Examined, observed: Observed) -> di
     for expectation in check.expects:
         try:
             expectation.test(case, observed, trace)
-        except Wrong as wrong:
-            findings.setdefault(expectation.part, wrong)
+        except Wrong as finding:
+            findings.setdefault(expectation.part, finding)
         except AuthorError:
             raise
         except Exception:
-            one.trouble = traceback.format_exc()
-            words = "the messages have a form that this check does not expect"
-            findings.setdefault(expectation.part, Wrong(words))
+            trial.trouble = traceback.format_exc()
+            message = "the messages have a form that this check does not expect"
+            findings.setdefault(expectation.part, Wrong(message))
     return findings
 
 
 def _together(findings: Sequence[Wrong]) -> Wrong:
     """Return one finding that contains all of them."""
-    first, *others = findings
-    also = [f"Also: {_reason_of(other, other.hint).rstrip('.')}." for other in others]
-    hint = " ".join([each for each in (first.hint, *also) if each])
+    first, *further = findings
+    also = [f"Also: {_reason_of(other, other.hint).rstrip('.')}." for other in further]
+    hint = " ".join([sentence for sentence in (first.hint, *also) if sentence])
     return Wrong(first.message, hint, first.detail)
 
 
-def _reason_of(wrong: Wrong, hint: str) -> str:
+def _reason_of(finding: Wrong, hint: str) -> str:
     """Return a finding and a hint in one line."""
-    return _cut(f"{wrong.message}. {hint}" if hint else wrong.message, MAX_REASON)
+    return _cut(f"{finding.message}. {hint}" if hint else finding.message, MAX_REASON)
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, limit: int) -> str:
     """Return the text, or its beginning if it is longer than `most` characters."""
-    return text if len(text) <= most else f"{text[:most]} …"
-
-
-def _right_alone(case: Case, results: Iterable[CaseResult]) -> bool:
-    """Return whether both calls of a case with an earlier call have passed as separate cases.
-
-    `task` names such a case after its two calls: ``3 ranks, after ‘2 ranks’``.
-    """
-    if case.after is None:
-        return False
-    alone = {case.after.name, case.name.removesuffix(f", after ‘{case.after.name}’")}
-    return alone <= {result.name for result in results if result.passed}
-
-
-def _fails_before(case: Case, results: Iterable[CaseResult]) -> str:
-    """Return a hint if the earlier call of a case has failed as a separate case, else nothing."""
-    before = case.after.name if case.after is not None else None
-    if not any(result.name == before and not result.passed for result in results):
-        return ""
-    return (
-        f"The call before this one, ‘{before}’, also fails as a case of its own: look there first."
-    )
+    return text if len(text) <= limit else f"{text[:limit]} …"
 
 
 def _expect_few_empty(trace: Trace) -> None:
@@ -518,7 +474,7 @@ def _computed_too_little(declared: Sequence[Mapping[float, int]], trace: Trace) 
     """Return what is wrong if a rank computed less than the check's program makes it compute."""
     for rank, lengths in enumerate(declared):
         expected = sum(seconds * times for seconds, times in lengths.items())
-        if (spent := _computed(trace, rank)) < expected * (1 - 1e-6):
+        if (spent := computed(trace, rank)) < expected * (1 - 1e-6):
             unit, scale = unit_of(expected)
             return (
                 f"rank {rank} computes for only {scale * spent:.4g} of the {scale * expected:.4g} "

@@ -34,23 +34,22 @@ def refusing(
         reasons[solution.mistake] = {}
         for seed in seeds:
             say(f"{name}: solution {number} of {len(solutions)}, seed {seed} of {len(seeds)}")
-            one = replace(check, cases=(check.drawn(seed),))
-            report = report_on(name, one, solution, explain=False)
+            single = replace(check, cases=(check.drawn(seed),))
+            report = report_on(name, single, solution, explain=False)
             if not report.passed:
                 reasons[solution.mistake][seed] = report.reason
     say("")
     return reasons
 
 
-def choose(
-    cases: Mapping[int, Case], refused: Mapping[str, Collection[int]], twice: bool = True
-) -> list[int]:
+def choose(cases: Mapping[int, Case], refused: Mapping[str, Collection[int]]) -> list[int]:
     """Return few seeds whose cases refuse all solutions that any does, and have all features.
 
     Args:
         cases: seed → its case.
         refused: wrong solution → the seeds that refuse it.
-        twice: whether two seeds shall refuse a solution, if two can: then it does not pass by luck.
+
+    Two seeds shall refuse a solution, if two can: then it does not pass by luck.
 
     """
     features = {
@@ -58,23 +57,21 @@ def choose(
         for feature in {f for case in cases.values() for f in case.parameters["features"]}
     }
     needs = [*refused.values(), *features.values()]
-    most = max(case.world_size for case in cases.values())
+    largest = max(case.world_size for case in cases.values())
     order = sorted(
-        cases, key=lambda seed: (cases[seed].world_size == 1 < most, *cases[seed].difficulty)
+        cases, key=lambda seed: (cases[seed].world_size == 1 < largest, *cases[seed].difficulty)
     )
-    kept = [order[0]]
+    chosen = [order[0]]
     while True:
-        missing = [
-            seeds
-            for seeds in needs
-            if len(set(kept) & set(seeds)) < min(1 + twice, len(set(seeds)))
+        unmet = [
+            seeds for seeds in needs if len(set(chosen) & set(seeds)) < min(2, len(set(seeds)))
         ]
-        if not missing or len(kept) == len(cases):
-            return sorted(kept)
-        kept.append(
+        if not unmet or len(chosen) == len(cases):
+            return sorted(chosen)
+        chosen.append(
             max(
-                (seed for seed in order if seed not in kept),
-                key=lambda seed: sum(seed in seeds for seeds in missing),
+                (seed for seed in order if seed not in chosen),
+                key=lambda seed: sum(seed in seeds for seeds in unmet),
             )
         )
 
@@ -125,38 +122,37 @@ def main() -> int:
     parser.add_argument("assignment", help="its name or its number")
     parser.add_argument("tasks", nargs="*", help="only these tasks")
     parser.add_argument("--candidates", type=int, default=CANDIDATES, help="seeds to try")
-    parser.add_argument("--once", action="store_true", help="one seed for each wrong solution")
     parser.add_argument("--dry", action="store_true", help="change no file")
-    asked = parser.parse_args()
-    assignment = full_name(asked.assignment)
+    options = parser.parse_args()
+    assignment = full_name(options.assignment)
     path = find_assignment(assignment) / "checks.py"
     solutions = mutants_of(load_module(find_course() / "instructor" / assignment / "mutants.py"))
     amiss = 0
     for task, check in load_checks(path).items():
-        if check.drawn is None or (asked.tasks and task not in asked.tasks):
+        if check.drawn is None or (options.tasks and task not in options.tasks):
             continue
-        seeds = range(asked.candidates)
+        seeds = range(options.candidates)
         tried = [s for s in solutions if s.task == task and "simulated" in s.where]
         reasons = refusing(f"{assignment}/{task}", check, tried, seeds)
         right = {s.mistake for s in tried if s.reason is None}
-        wrong = {name: seeds for name, seeds in reasons.items() if name not in right}
-        kept = choose({seed: check.drawn(seed) for seed in seeds}, wrong, not asked.once)
-        print(f"{assignment}/{task}: seeds {kept}")
+        reasons_of_wrong = {name: seeds for name, seeds in reasons.items() if name not in right}
+        chosen = choose({seed: check.drawn(seed) for seed in seeds}, reasons_of_wrong)
+        print(f"{assignment}/{task}: seeds {chosen}")
         for name, seeds_and_reasons in reasons.items():
-            here = [seed for seed in kept if seed in seeds_and_reasons]
+            refusing_seeds = [seed for seed in chosen if seed in seeds_and_reasons]
             print(
                 f"  {'right' if name in right else 'wrong'} {name}: refused by "
-                f"{len(seeds_and_reasons)} of {len(seeds)} seeds, {len(here)} of those kept"
+                f"{len(seeds_and_reasons)} of {len(seeds)} seeds, {len(refusing_seeds)} chosen"
             )
             if name in right and seeds_and_reasons:
                 seed, reason = next(iter(seeds_and_reasons.items()))
                 print(f"    REFUSED although it is right, by seed {seed}: {reason}")
             if name not in right and not seeds_and_reasons:
                 print("    SURVIVES all seeds: the draw lacks what it gets wrong")
-        bad = any(reasons[name] for name in right) or not all(wrong.values())
+        bad = any(reasons[name] for name in right) or not all(reasons_of_wrong.values())
         amiss += bad
-        if not bad and not asked.dry:
-            write_seeds(path, task, kept)
+        if not bad and not options.dry:
+            write_seeds(path, task, chosen)
     return 1 if amiss else 0
 
 

@@ -22,9 +22,9 @@ import torch.distributed as dist
 
 from course_lib.checking.answers import TRUTH, sees
 from course_lib.checking.cases import Case, Check, Wrong
+from course_lib.checking.judges import by_judge
 from course_lib.checking.mutants import edited
 from course_lib.checking.on_ranks.given import Given
-from course_lib.checking.task import task
 from course_lib.ranks.wire import decode, encode
 
 MOST = 3
@@ -99,11 +99,11 @@ def testing_task(
 
     """
 
-    def program(is_right: Callable[..., Any], mine: Any, given: Given) -> Any:
-        groups = [given.group_among(_solvers_and_rest(k)) for k in range(1, 1 + MOST)]
+    def program(is_right: Callable[..., Any], solution: Any, case: Given) -> Any:
+        groups = [case.group_among(_solvers_and_rest(k)) for k in range(1, 1 + MOST)]
         if dist.get_rank() > 0:
             with _random_numbers_of_its_own():
-                _serve(mine, given, groups, call)
+                _serve(solution, case, groups, call)
             return None
 
         def run(inputs: Sequence[Any]) -> list[Any]:
@@ -115,9 +115,9 @@ def testing_task(
                 )
             expect(inputs)
             for rank in range(1, 1 + MOST):
-                own = inputs[rank - 1] if rank <= len(inputs) else None
-                _send({"ranks": len(inputs), "input": own}, rank, given)
-            answers = [_receive(rank, given) for rank in range(1, 1 + len(inputs))]
+                rank_input = inputs[rank - 1] if rank <= len(inputs) else None
+                _send({"ranks": len(inputs), "input": rank_input}, rank, case)
+            answers = [_receive(rank, case) for rank in range(1, 1 + len(inputs))]
             for rank, answer in enumerate(answers):
                 if "error" in answer:
                     raise RuntimeError(f"the solution raised on rank {rank}: {answer['error']}")
@@ -128,15 +128,15 @@ def testing_task(
                 verdict = is_right(run)
             finally:
                 for rank in range(1, 1 + MOST):
-                    _send({"ranks": 0, "input": None}, rank, given)
+                    _send({"ranks": 0, "input": None}, rank, case)
         return verdict.item() if isinstance(verdict, np.bool_ | torch.Tensor) else verdict
 
-    return task(
+    return by_judge(
         function,
         inputs=_inputs,
         program=program,
-        judges=[_right_verdict],
-        cases=[each.case() for each in candidates],
+        judge=_right_verdict,
+        cases=[candidate.case() for candidate in candidates],
         worth=worth,
         seconds=seconds,
         only_on=(0,),
@@ -169,31 +169,31 @@ def _solvers_and_rest(k: int) -> list[list[int]]:
 
 
 def _serve(
-    mine: Mapping[str, str], given: Given, groups: Sequence[dist.ProcessGroup], call: Call
+    solution: Mapping[str, str], case: Given, groups: Sequence[dist.ProcessGroup], call: Call
 ) -> None:
     """Run the solution each time that rank 0 asks for it."""
     namespace: dict[str, Any] = {"torch": torch, "dist": dist}
-    exec(compile(mine["source"], "<solution>", "exec"), namespace)
-    while k := (request := _receive(0, given))["ranks"]:
+    exec(compile(solution["source"], "<solution>", "exec"), namespace)
+    while k := (request := _receive(0, case))["ranks"]:
         if dist.get_rank() > k:
             continue
         try:
-            answer = {"result": call(namespace[mine["name"]], request["input"], groups[k - 1])}
+            answer = {"result": call(namespace[solution["name"]], request["input"], groups[k - 1])}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        _send(answer, 0, given)
+        _send(answer, 0, case)
 
 
-def _send(value: Any, rank: int, given: Given) -> None:
-    data = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8).to(given.device)
-    dist.send(torch.tensor([len(data)], device=given.device), rank)
+def _send(value: Any, rank: int, case: Given) -> None:
+    data = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8).to(case.device)
+    dist.send(torch.tensor([len(data)], device=case.device), rank)
     dist.send(data, rank)
 
 
-def _receive(rank: int, given: Given) -> Any:
-    length = torch.zeros(1, dtype=torch.int64, device=given.device)
+def _receive(rank: int, case: Given) -> Any:
+    length = torch.zeros(1, dtype=torch.int64, device=case.device)
     dist.recv(length, rank)
-    data = torch.zeros(int(length), dtype=torch.uint8, device=given.device)
+    data = torch.zeros(int(length), dtype=torch.uint8, device=case.device)
     dist.recv(data, rank)
     return decode(data.cpu().numpy().tobytes())
 

@@ -93,20 +93,22 @@ class Watch:
     """Records the state before the student's function runs, and reports the state afterwards.
 
     Args:
-        own: the rank's input. Its tensors are collected at once, so later changes of the containers
-            do not matter.
-        may_change: keys of `own` that the function may change or return.
+        inputs: the rank's input. Its tensors are collected at once, so later changes of the
+            containers do not matter.
+        may_change: keys of `inputs` that the function may change or return.
         seed: seeds the generators of random numbers, so that their state after the call is known
             where the verdict is made; ``None`` to leave them as they are.
 
     """
 
-    def __init__(self, own: Any, may_change: Sequence[str] = (), seed: int | None = None) -> None:
+    def __init__(
+        self, inputs: Any, may_change: Sequence[str] = (), seed: int | None = None
+    ) -> None:
         # An earlier case may have changed these settings, and may have ended with an exception.
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
-        self._own = list(tensors_in(own))
-        self._fixed = _fixed(own, may_change)
+        self._own = list(tensors_in(inputs))
+        self._fixed = _fixed(inputs, may_change)
         self._objects: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {}
         if seed is not None:
             torch.manual_seed(seed)
@@ -125,8 +127,8 @@ class Watch:
             name,
             lambda: {
                 "changed": _copies(parameters) if values else [],
-                "trainable": [each.requires_grad for each in parameters],
-                "hooks": [_hooks_on(each) for each in parameters],
+                "trainable": [parameter.requires_grad for parameter in parameters],
+                "hooks": [_hooks_on(parameter) for parameter in parameters],
                 "inference": _inference(parameters),
             },
         )
@@ -143,7 +145,9 @@ class Watch:
         return {
             "inputs": {name: _copies(tensors) for name, tensors in self._fixed.items()},
             "addresses": {
-                "of the inputs": {name: _addresses(each) for name, each in self._fixed.items()},
+                "of the inputs": {
+                    name: _addresses(tensors) for name, tensors in self._fixed.items()
+                },
                 "of the output": _addresses(tensors_in(output)),
             },
             "objects": {name: [before, look()] for name, (look, before) in self._objects.items()},
@@ -182,11 +186,11 @@ def aspects(module: nn.Module) -> dict[str, Any]:
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     parameters = dict(module.named_parameters())
     return {
-        "mode": [each.training for each in module.modules()],
+        "mode": [child.training for child in module.modules()],
         "structure": [(name, id(p)) for name, p in parameters.items()]
         + [name for name, _ in module.named_buffers()],
         "requires_grad": [p.requires_grad for p in parameters.values()],
-        "hooks": [len(getattr(each, name)) for each in module.modules() for name in names]
+        "hooks": [len(getattr(child, name)) for child in module.modules() for name in names]
         + [_hooks_on(parameter) for parameter in parameters.values()],
     }
 
@@ -199,16 +203,16 @@ def _hooks_on(parameter: Tensor) -> int:
 def _inference(parameters: Iterable[Tensor]) -> bool:
     """Return whether a parameter or its gradient was made in inference mode."""
     return any(
-        each.is_inference() or (each.grad is not None and each.grad.is_inference())
-        for each in parameters
+        parameter.is_inference() or (parameter.grad is not None and parameter.grad.is_inference())
+        for parameter in parameters
     )
 
 
 def _digest(state: Any) -> str:
     if isinstance(state, Tensor):
         state = [state.numpy()]
-    words = [each.tobytes() if isinstance(each, np.ndarray) else each for each in state]
-    return hashlib.sha256(repr(words).encode()).hexdigest()
+    parts = [part.tobytes() if isinstance(part, np.ndarray) else part for part in state]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 # Where the verdict is made ------------------------------------------------------------------------
@@ -223,15 +227,15 @@ class Effect(NamedTuple):
 
 
 def effects_of(
-    report: Any, own: Any, value: Any, *, may_change: Sequence[str], seed: int
+    report: Any, inputs: Any, value: Any, *, may_change: Sequence[str], seed: int
 ) -> list[Effect]:
     """Return what the function on a rank changed and must not change, most helpful effect first.
 
     Args:
         report: the rank's report.
-        own: the input that was sent to the rank.
+        inputs: the input that was sent to the rank.
         value: the value that the rank's program returned.
-        may_change: the keys of `own` that the function may change or return.
+        may_change: the keys of `inputs` that the function may change or return.
         seed: the seed with which the rank's generators began.
 
     Raises:
@@ -239,19 +243,19 @@ def effects_of(
 
     """
     try:
-        found = list(_found(report, own, value, may_change, seed))
+        effect_names = list(_found(report, inputs, value, may_change, seed))
     except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
         raise ValueError("not a report") from error
     order = list(SENTENCES)
     effects = []
-    for code, name in sorted(found, key=lambda each: order.index(each[0])):
+    for code, name in sorted(effect_names, key=lambda effect_name: order.index(effect_name[0])):
         sentence, hint = SENTENCES[code]
         effects.append(Effect(code, sentence.format(name=name), hint))
     return effects
 
 
 def _found(
-    report: Any, own: Any, value: Any, may_change: Sequence[str], seed: int
+    report: Any, inputs: Any, value: Any, may_change: Sequence[str], seed: int
 ) -> Iterator[tuple[str, str]]:
     """Yield the code of each effect, and the name of what the effect changed.
 
@@ -260,7 +264,7 @@ def _found(
             other errors, such as KeyError.
 
     """
-    sent = _fixed(own, may_change)
+    sent = _fixed(inputs, may_change)
     if set(report["inputs"]) != set(sent):
         raise ValueError("other inputs")
     held = set(_as_many(report["addresses"]["of the output"], tensors_in(value))) - {0}
@@ -282,20 +286,20 @@ def _found(
         yield "grad_mode", "disabled"
     if report["dtype"] != "torch.float32":
         yield "dtype", ""
-    if any(_as_many(report["asks"], tensors_in(own))):
+    if any(_as_many(report["asks"], tensors_in(inputs))):
         yield "asks", ""
     if report["history"] is not False:
         yield "history", ""
 
 
-def _fixed(own: Any, may_change: Sequence[str]) -> dict[str, list[Tensor]]:
+def _fixed(inputs: Any, may_change: Sequence[str]) -> dict[str, list[Tensor]]:
     """Return name → tensors, of the parts of an input that the function must not change."""
-    parts: Mapping[str, Any] = own if isinstance(own, dict) else {"its input": own}
+    parts: Mapping[str, Any] = inputs if isinstance(inputs, dict) else {"its input": inputs}
     return {name: list(tensors_in(v)) for name, v in parts.items() if name not in may_change}
 
 
 def _unchanged(before: Any, after: Any) -> bool:
-    if isinstance(before, list) and any(isinstance(each, Tensor) for each in before):
+    if isinstance(before, list) and any(isinstance(tensor, Tensor) for tensor in before):
         return _all_same(before, after)
     return bool(before == after)
 
@@ -307,8 +311,8 @@ def _as_many(report: Any, tensors: Any) -> list[Any]:
     return report
 
 
-def _all_same(tensors: Any, others: Any) -> bool:
-    pairs = zip(tensors, _as_many(others, tensors), strict=True)
+def _all_same(tensors: Any, reported: Any) -> bool:
+    pairs = zip(tensors, _as_many(reported, tensors), strict=True)
     return all(isinstance(a, Tensor) and isinstance(b, Tensor) and same(a, b) for a, b in pairs)
 
 

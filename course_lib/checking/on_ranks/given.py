@@ -1,4 +1,4 @@
-"""The rank's side of a `task`: prepare the arguments, call the program, report its side effects.
+"""The rank's side of a check: prepare the arguments, call the program, report its side effects.
 
 The inputs and outputs are plain values. Nothing here decides anything, because this code runs on
 untrusted ranks, in the same process as the student's code.
@@ -46,7 +46,7 @@ class Given:
     def __init__(
         self,
         form: dict[str, Any],
-        own: Any,
+        inputs: Any,
         may_change: Sequence[str] = (),
         answers: Callable[[Any], tuple[Any, float]] | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class Given:
         self.device = _device()
         self.group = _my_group(form["groups"])
         # Watch only after the groups are made: PyTorch may draw random numbers for their names.
-        self.watch = Watch(own, may_change, form["seed"])
+        self.watch = Watch(inputs, may_change, form["seed"])
 
     def group_among(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """Return the group of this rank, for a function that works in several groups at once.
@@ -76,7 +76,7 @@ class Given:
         return tuple(items) if self._iterable == "tuple" else list(items)
 
     def ask(self, question: Any) -> Any:
-        """Return the answer to a question; see `task`. Its virtual time passes meanwhile.
+        """Return the answer to a question; see `Check`. Its virtual time passes meanwhile.
 
         In a sandbox the examiner answers. Elsewhere the rank has all that is needed to answer.
         """
@@ -111,13 +111,13 @@ def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
     """Return the one of these groups that has this rank; all ranks must pass the same groups."""
     if _groups.world is not dist.group.WORLD:
         _groups.world, _groups.made = dist.group.WORLD, {}
-    own = None
+    own_group = None
     for members in map(tuple, groups):
         if members not in _groups.made:
             _groups.made[members] = dist.new_group(list(members))
         if dist.get_rank() in members:
-            own = _groups.made[members]
-    return own
+            own_group = _groups.made[members]
+    return own_group
 
 
 def _world() -> dist.ProcessGroup | None:
@@ -180,7 +180,7 @@ class RankProgram:
     """A task's program in the form that a `Check` needs: from plain values to plain values.
 
     Args:
-        program: the author's ``program(function, mine, given)``.
+        program: the author's ``program(function, inputs, case)``.
         may_change: keys of the input that the function may change, or return.
         answers: answers the questions of the program, if no examiner does.
         withheld: keys of the input that only `answers` sees.
@@ -198,36 +198,41 @@ class RankProgram:
             return self._run(function, rank_input)
 
     def _run(self, function: Callable[..., Any], rank_input: Any) -> Any:
-        kept = self._kept_from(function, rank_input["before"]) if "before" in rank_input else []
-        form, own = rank_input["form"], _laid_out(rank_input["own"], rank_input["form"]["layout"])
-        answers = None if self.answers is None else functools.partial(self.answers, own)
-        own = without(own, self.withheld)
-        given = Given(form, own, self.may_change, answers)
-        given.watch.add_results(kept)
-        value = self._value(function, own, given)
+        earlier_results = (
+            self._kept_from(function, rank_input["before"]) if "before" in rank_input else []
+        )
+        form, inputs = (
+            rank_input["form"],
+            _laid_out(rank_input["own"], rank_input["form"]["layout"]),
+        )
+        answers = None if self.answers is None else functools.partial(self.answers, inputs)
+        inputs = without(inputs, self.withheld)
+        case = Given(form, inputs, self.may_change, answers)
+        case.watch.add_results(earlier_results)
+        value = self._value(function, inputs, case)
         try:
             for name, leaf in leaves(value):
                 encode(leaf, without_numbers(name) or "the result")
         except NotPlainError as error:
             return {"refused": str(error)}
-        return {"value": value, "left": given.watch.report(value)}
+        return {"value": value, "left": case.watch.report(value)}
 
     def _kept_from(self, function: Callable[..., Any], before: Any) -> list[Tensor]:
         """Run the program with the input of an earlier call; return the tensors that it gave."""
-        own = _laid_out(before["own"], before["form"]["layout"])
-        value = self._value(function, own, Given(before["form"], None))
+        inputs = _laid_out(before["own"], before["form"]["layout"])
+        value = self._value(function, inputs, Given(before["form"], None))
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.barrier()  # in the trace, the operations after it belong to the case itself
         return list(tensors_in(value))
 
-    def _value(self, function: Callable[..., Any], own: Any, given: Given) -> Any:
+    def _value(self, function: Callable[..., Any], inputs: Any, case: Given) -> Any:
         """Return what the program gives; of an exception, keep only the student's lines.
 
         Our lines and PyTorch's lead to theirs, or come after.
         """
         world = _world()  # None if a task needs no ranks and nobody made a group
         try:
-            value = simple(self.program(function, own, given))
+            value = simple(self.program(function, inputs, case))
             if _world() is not world:
                 raise RuntimeError(_DESTROYED)
         except Exception as error:
@@ -235,9 +240,9 @@ class RankProgram:
         return value
 
 
-def without(own: Any, withheld: Sequence[str]) -> Any:
+def without(inputs: Any, withheld: Sequence[str]) -> Any:
     """Return a rank's input without what is withheld from its program."""
-    return {k: v for k, v in own.items() if k not in withheld} if withheld else own
+    return {k: v for k, v in inputs.items() if k not in withheld} if withheld else inputs
 
 
 def simple(value: Any) -> Any:
@@ -267,8 +272,8 @@ def own_frames(trace: types.TracebackType | None, program: Program) -> types.Tra
             frames.append(trace)
         trace = trace.tb_next
     following = None
-    for each in reversed(frames):
-        following = types.TracebackType(following, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    for frame in reversed(frames):
+        following = types.TracebackType(following, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return following
 
 

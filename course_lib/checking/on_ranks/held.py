@@ -18,32 +18,32 @@ def held_by(value: Any) -> Iterator[Tensor]:
     defaults, and the objects that methods are bound to. It ignores global names, because they
     belong to the notebook, and objects of PyTorch's own classes, except for modules.
     """
-    seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is used twice
+    visited: dict[int, Any] = {}  # keeps the objects alive, so that no id is used twice
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
+        holder = waiting.pop()
+        if id(holder) in visited:
             continue
-        seen[id(each)] = each
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, dict):
-            waiting += [*each.keys(), *each.values()]
-        elif isinstance(each, list | tuple | set | frozenset):
-            waiting += each
-        elif isinstance(each, types.FunctionType):
-            waiting += [_content(cell) for cell in each.__closure__ or ()]
-            waiting += [each.__defaults__, each.__kwdefaults__, vars(each)]
-        elif isinstance(each, types.MethodType | classmethod | staticmethod):
-            waiting += [each.__func__, getattr(each, "__self__", None)]
-        elif isinstance(each, functools.partial):
-            waiting += [each.func, each.args, each.keywords]
-        elif isinstance(each, property):
-            waiting += [each.fget, each.fset]
-        elif isinstance(each, nn.Module) or _is_own(each):
+        visited[id(holder)] = holder
+        if isinstance(holder, Tensor):
+            yield holder
+        elif isinstance(holder, dict):
+            waiting += [*holder.keys(), *holder.values()]
+        elif isinstance(holder, list | tuple | set | frozenset):
+            waiting += holder
+        elif isinstance(holder, types.FunctionType):
+            waiting += [_content(cell) for cell in holder.__closure__ or ()]
+            waiting += [holder.__defaults__, holder.__kwdefaults__, vars(holder)]
+        elif isinstance(holder, types.MethodType | classmethod | staticmethod):
+            waiting += [holder.__func__, getattr(holder, "__self__", None)]
+        elif isinstance(holder, functools.partial):
+            waiting += [holder.func, holder.args, holder.keywords]
+        elif isinstance(holder, property):
+            waiting += [holder.fget, holder.fset]
+        elif isinstance(holder, nn.Module) or _is_own(holder):
             # The __dict__ of a class is a view, not a dict.
-            waiting.append(dict(getattr(each, "__dict__", {})))
-            waiting += each.__mro__ if isinstance(each, type) else type(each).__mro__
+            waiting.append(dict(getattr(holder, "__dict__", {})))
+            waiting += holder.__mro__ if isinstance(holder, type) else type(holder).__mro__
 
 
 def _content(cell: types.CellType) -> Any:
@@ -53,7 +53,7 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _is_own(each: Any) -> bool:
+def _is_own(holder: Any) -> bool:
     """Return whether a class, or the class of an object, is the student's own."""
-    module = (each if isinstance(each, type) else type(each)).__module__
+    module = (holder if isinstance(holder, type) else type(holder)).__module__
     return module.partition(".")[0] not in ("torch", "course_lib", *sys.stdlib_module_names)

@@ -7,6 +7,7 @@ lies once earned points.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from autograder.examination.verdict import notes_on
 from autograder.passes.examine import masked_from
 from autograder.sandbox.memory import descendants
 from autograder.sandbox.sandbox import Sandbox
-from course_lib.checking import Case, Check, CheckReport, equals, sends_at_most, task, time_within
+from course_lib.checking import Case, Check, CheckReport, by_judge, expect_equal, sends_at_most
+from course_lib.checking.answers import ANYTHING, Judge, sees
 from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 from tests.helpers.course_folders import SOURCES, needs_sources
@@ -41,6 +43,17 @@ def examined(place: Sandbox, check: Check, *cells: str) -> CheckReport:
     return report
 
 
+def gives(right: Callable[[Sequence[Any], int], Any]) -> Judge:
+    """Return a judge that compares each rank's value with ``right(inputs, rank)``."""
+
+    @sees(ANYTHING)
+    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        for rank, value in enumerate(values):
+            expect_equal(value, right(inputs, rank), f"rank {rank}")
+
+    return judge
+
+
 # The clock ------------------------------------------------------------------------------------
 
 
@@ -53,11 +66,11 @@ def told_program(f: Any, rank_input: Any, case_inputs: Given) -> Any:
     return {"rank 0's number": f(rank_input["number"])}
 
 
-TOLD = task(
+TOLD = by_judge(
     "f",
     inputs=numbers,
     program=told_program,
-    judges=[equals(lambda case, inputs, me: {"rank 0's number": inputs[0]["number"]})],
+    judge=gives(lambda inputs, me: {"rank 0's number": inputs[0]["number"]}),
     expects=[sends_at_most(0)],
     cases=[Case("2 ranks", 2, {"below": 5000})],
 )
@@ -151,11 +164,11 @@ def still():
     after = [open(f"/proc/{name}").read() for name in names if os.path.isfile(f"/proc/{name}")]
     return before == after and not os.listdir("/proc/sys") and os.cpu_count() > 0
 """
-SHARED = task(
+SHARED = by_judge(
     "f",
     inputs=numbers,
     program=lambda f, rank_input, case_inputs: f(rank_input["number"]),
-    judges=[equals(lambda case, inputs, me: {"refused": [True] * 30, "still": True})],
+    judge=gives(lambda inputs, me: {"refused": [True] * 30, "still": True}),
     cases=[Case("1 rank", 1, {"below": 9})],
 )
 
@@ -201,11 +214,11 @@ def test_what_a_rank_leaves_ends_before_the_case(
     assert "Resource temporarily unavailable" in crowded.reason
 
 
-EXCHANGED = task(
+EXCHANGED = by_judge(
     "f",
     inputs=lambda case, generator: [{"x": torch.ones(3)}] * case.world_size,
     program=lambda f, rank_input, case_inputs: {"x": f(rank_input["x"])},
-    judges=[equals(lambda case, inputs, me: {"x": torch.ones(3)})],
+    judge=gives(lambda inputs, me: {"x": torch.ones(3)}),
     cases=[Case("2 ranks", 2)],
 )
 
@@ -238,14 +251,15 @@ def timed_program(f: Any, rank_input: Any, case_inputs: Given) -> Any:
     return {"done": True}
 
 
-TIMED = task(
-    "f",
-    inputs=lambda case, generator: [{"x": 1}] * case.world_size,
-    program=timed_program,
-    computes=lambda rank_input: {1e-3: 1, 2e-3: 1},
-    judges=[equals(lambda case, inputs, me: {"done": True})],
-    expects=[time_within(lambda case, network: 3.1e-3)],
-    cases=[Case("2 ranks", 2)],
+TIMED = replace(
+    by_judge(
+        "f",
+        inputs=lambda case, generator: [{"x": 1}] * case.world_size,
+        program=timed_program,
+        judge=gives(lambda inputs, me: {"done": True}),
+        cases=[Case("2 ranks", 2)],
+    ),
+    computes=lambda case, inputs: [{1e-3: 1, 2e-3: 1} for _ in inputs],
 )
 LAZY = """
 def f():
@@ -305,13 +319,13 @@ def test_computation_is_judged_in_the_order_of_the_program() -> None:
 
 # Effects --------------------------------------------------------------------------------------
 
-EFFECTS = task(
+EFFECTS = by_judge(
     "f",
     inputs=lambda case, generator: [
         {"x": torch.randn(5, generator=generator)} for _ in range(case.world_size)
     ],
     program=lambda f, rank_input, case_inputs: {"twice": f(rank_input["x"])},
-    judges=[equals(lambda case, inputs, me: {"twice": 2 * inputs[me]["x"]})],
+    judge=gives(lambda inputs, me: {"twice": 2 * inputs[me]["x"]}),
     cases=[Case("1 rank", 1)],
 )
 

@@ -9,7 +9,7 @@ import torch
 
 from autograder.examination.submission import Submission, examine
 from autograder.sandbox.sandbox import Sandbox
-from course_lib.checking import Case, Expectation, Wrong, task
+from course_lib.checking import Case, Expectation, Wrong, by_judge
 from course_lib.checking.cases import Observed
 from course_lib.ranks import Network, Trace
 
@@ -40,11 +40,11 @@ def takes_its_time(case: Case, observed: Observed, trace: Trace) -> None:
         raise Wrong(f"{trace.makespan} s")
 
 
-CHECK = task(
+CHECK = by_judge(
     "f",
     inputs=inputs,
     program=program,
-    judges=[judge],
+    judge=judge,
     cases=[Case("a case", K, network=Network(1e-3, 1e6))],
     expects=[Expectation(takes_its_time)],
     answers=answer,

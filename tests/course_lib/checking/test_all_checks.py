@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.checking.cases import Case, Check, Form, case_generator
-from course_lib.checking.causes import degenerate
+from course_lib.checking.cases import Case, Check, case_generator
 from course_lib.checking.on_ranks.leaves import tensors_in
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, readable
@@ -31,8 +30,8 @@ NARROWER = {
 
 def floats_of(name: str, check: Check, case: Case) -> list[torch.Tensor]:
     inputs: list[Any] = list(check.inputs(case, case_generator("tests", name, case)))
-    found = tensors_in(inputs)
-    return [tensor for tensor in found if tensor.is_floating_point() and tensor.numel()]
+    tensors = tensors_in(inputs)
+    return [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
 
 
 EXACT = {
@@ -62,12 +61,7 @@ def test_numbers_use_all_bits_of_their_dtype(folder: Path, task: str) -> None:
 def test_the_first_case_is_plain_and_the_special_ones_follow(folder: Path, task: str) -> None:
     cases = checks_of(folder)[task].cases
     first = cases[0]
-    plain = Form()
-    assert (first.form.dtype, first.form.layout) == (plain.dtype, plain.layout), first.name
-    assert len(first.groups) == 1, first.name
-    assert first.after is None
-    if not all(degenerate(case, cases) for case in cases):
-        assert not degenerate(first, cases), first.name
-    if first.network.node_size is None:
-        several = [case.world_size for case in cases if case.world_size > 1]
-        assert first.world_size <= max(1, min(several, default=1), 3), first.name
+    assert [case.difficulty for case in cases] == sorted(case.difficulty for case in cases)
+    assert (first.form.layout, len(first.groups), first.after) == ("contiguous", 1, None)
+    several = [case.world_size for case in cases if case.world_size > 1]
+    assert min(several, default=1) <= first.world_size <= max(3, min(several, default=1))

@@ -10,8 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.checking import Case, Wrong, equals, expect_close, expect_equal, expect_number
-from course_lib.checking.answers import NUMBER, TEXT, WHOLE, Kind, ListOf, expect_form
+from course_lib.checking import Wrong, expect_equal
+from course_lib.checking.answers import (
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Kind,
+    ListOf,
+    expect_close,
+    expect_containers,
+    expect_form,
+    expect_number,
+)
 
 pytestmark = pytest.mark.every_case
 THREE = [torch.zeros(2), torch.zeros(3), torch.zeros(())]
@@ -34,7 +44,7 @@ def test_what_has_the_form_passes(value: Any, form: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "form", "words"),
+    ("value", "form", "message"),
     [
         (None, THREE, "rank 1: the answer is None (is a return missing, or was it never set?), "
                       "expected a list of 3 tensors"),
@@ -56,14 +66,14 @@ def test_what_has_the_form_passes(value: Any, form: Any) -> None:
         (3, Kind("an even thing", lambda v: False), "expected an even thing"),
     ],
 )  # fmt: skip
-def test_what_has_not_is_described(value: Any, form: Any, words: str) -> None:
+def test_what_has_not_is_described(value: Any, form: Any, message: str) -> None:
     with pytest.raises(Wrong) as caught:
         expect_form(value, form, "rank 1")
-    assert words in caught.value.message
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "message"),
     [
         (None, "rank 0: the answer is None (is a return missing, or was it never set?), expected a "
                "dict with g of {}, n"),
@@ -73,11 +83,12 @@ def test_what_has_not_is_described(value: Any, form: Any, words: str) -> None:
         ({"g of {}": THREE, "n": 2**1024}, "rank 0: n: expected 1, got 1797"),
     ],
 )  # fmt: skip
-def test_equals_says_where_an_answer_has_another_form(value: Any, words: str) -> None:
-    judge = equals(lambda case, inputs, me: {"g of {}": THREE, "n": 1})
+def test_a_comparison_says_where_an_answer_has_another_form(value: Any, message: str) -> None:
+    right = {"g of {}": THREE, "n": 1}
     with pytest.raises(Wrong) as caught:
-        judge(Case("1 rank", 1), [{}], [value])
-    assert words in caught.value.message
+        expect_containers(value, right, "rank 0")
+        expect_equal(value, right, "rank 0")
+    assert message in caught.value.message
 
 
 @given(st.integers(0, 5), st.floats(-100, 100).filter(lambda d: abs(d) > 1e-2))
@@ -100,13 +111,13 @@ def test_nan_and_inf_are_wrong(bad: float) -> None:
 def test_numbers() -> None:
     expect_number(0.5, 0.5, "loss")
     expect_number(torch.tensor(0.5), 0.5, "loss")
-    for wrong in (0.6, float("nan"), True, None, "0.5", torch.ones(2)):
+    for value in (0.6, float("nan"), True, None, "0.5", torch.ones(2)):
         with pytest.raises(Wrong, match="loss"):
-            expect_number(wrong, 0.5, "loss")
+            expect_number(value, 0.5, "loss")
 
 
 @pytest.mark.parametrize(
-    ("got", "words"),
+    ("got", "message"),
     [
         ({"epoch": 3, "loss": None, "name": "a"}, ""),
         ({"loss": None, "name": "a"}, "rank 1: epoch is missing, expected int '3'"),
@@ -116,24 +127,24 @@ def test_numbers() -> None:
         ({"epoch": 3, "loss": None, "name": "b"}, "rank 1: name: expected 'a', got 'b'"),
     ],
 )
-def test_what_is_no_tensor_is_compared_as_it_is(got: object, words: str) -> None:
+def test_what_is_no_tensor_is_compared_as_it_is(got: object, message: str) -> None:
     right = {"epoch": 3, "loss": None, "name": "a"}
     try:
         expect_equal(got, right, "rank 1")
-    except Wrong as wrong:
-        assert words
-        assert words in wrong.message
+    except Wrong as finding:
+        assert message
+        assert message in finding.message
     else:
-        assert not words
+        assert not message
 
 
 @pytest.mark.parametrize("number", [float, lambda value: torch.full((2,), float(value))])
 def test_a_mistake_is_named_only_if_it_gives_all_that_is_wrong(number: Callable[..., Any]) -> None:
     right = {"rate {}": [number(value) for value in (1, 2, 3)]}
     late = {"late": {"rate {}": [number(value) for value in (0, 1, 2)]}}
-    for found, hint in (((0, 1, 2), "This equals late."), ((0, 1, 3), "This equals late.")):
+    for numbers, hint in (((0, 1, 2), "This equals late."), ((0, 1, 3), "This equals late.")):
         with pytest.raises(Wrong) as caught:
-            got = {"rate {}": [number(value) for value in found]}
+            got = {"rate {}": [number(value) for value in numbers]}
             expect_equal(got, right, "rank 0", lookalikes=late.items())
         assert caught.value.hint == hint
     with pytest.raises(Wrong, match="rate 0") as caught:  # the first fits by chance

@@ -34,7 +34,7 @@ def test_the_first_answer_counts(options: Any, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "actual", "words"),
+    ("answer", "actual", "verdict"),
     [
         (100, 101, "right"),
         (100, torch.tensor(100.0), "right"),
@@ -44,10 +44,10 @@ def test_the_first_answer_counts(options: Any, capsys: Any) -> None:
         (1, 0, "not right"),
     ],
 )
-def test_a_number_is_scored_against_what_was_run(answer: Any, actual: Any, words: str) -> None:
+def test_a_number_is_scored_against_what_was_run(answer: Any, actual: Any, verdict: str) -> None:
     scored = ask("q", answer).score(actual)
-    assert str(scored).endswith(f": {words}.")
-    assert scored.right is (words == "right")
+    assert str(scored).endswith(f": {verdict}.")
+    assert scored.right is (verdict == "right")
 
 
 @pytest.mark.parametrize("answer", [1, 2, 3])
@@ -79,7 +79,7 @@ def test_without_an_answer_the_run_still_decides_and_nothing_is_kept(
     scored = ask("idle?", options=options).score(0.25)
     assert scored.right is None and "The run shows 0.25" in str(scored)
     assert "<details>" in scored._repr_html_()  # folded, until a reader looks
-    assert asking.record() == []
+    assert diary.kept(diary.PREDICTIONS, tmp_path) == []
 
 
 @pytest.mark.parametrize("answer", [0, 4, -1, "2", 1.0, True])
@@ -98,7 +98,7 @@ def test_the_desk_keeps_it(tmp_path: Path, monkeypatch: Any) -> None:
     ask("idle?", 2, options=IDLE).score(0.25)
     with (tmp_path / ".desk" / diary.PREDICTIONS).open("a") as file:
         file.write("{ cut")
-    first, second, third, fourth = asking.record()
+    first, second, third, fourth = diary.kept(diary.PREDICTIONS, tmp_path)
     assert (first["predicted"], first["guess"]) == ("steps", 10)
     assert (second["scored"], second["actual"], second["right"]) == ("steps", 12, False)
     assert (third["predicted"], third["guess"], third["of"]) == ("idle?", "a quarter", 3)
@@ -110,20 +110,20 @@ def bounds(rank: int, K: int) -> tuple[int, int]:
 
 
 def test_dots_are_not_an_answer() -> None:
-    asked = ask("Which rows?", lambda rank, K: ..., cases=CASES).score(bounds)
-    assert asked.right is None and "Not filled in yet" in str(asked)
+    question = ask("Which rows?", lambda rank, K: ..., cases=CASES).score(bounds)
+    assert question.right is None and "Not filled in yet" in str(question)
 
 
 def test_the_first_wrong_case_is_told_with_both_values() -> None:
     cases = [{"rank": 1}, {"rank": 0}, {"rank": 2}]
-    asked = ask("Who?", lambda rank: rank - 1, cases=cases).score(lambda rank: (rank - 1) % 3)
-    assert "Right in 2 of 3 cases. With rank=0 your line gives -1; right is 2." in str(asked)
+    question = ask("Who?", lambda rank: rank - 1, cases=cases).score(lambda rank: (rank - 1) % 3)
+    assert "Right in 2 of 3 cases. With rank=0 your line gives -1; right is 2." in str(question)
 
 
 def test_an_error_in_the_line_is_told_and_counts_as_wrong() -> None:
-    asked = ask("x?", lambda rank: 1 // rank, cases=[{"rank": 0}, {"rank": 1}])
-    assert "With rank=0 your line raises ZeroDivisionError" in str(asked.score(lambda rank: 1))
-    assert asked.right is False
+    question = ask("x?", lambda rank: 1 // rank, cases=[{"rank": 0}, {"rank": 1}])
+    assert "With rank=0 your line raises ZeroDivisionError" in str(question.score(lambda rank: 1))
+    assert question.right is False
 
 
 def test_a_question_needs_options_or_cases() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from course_lib.checking.shared.chance import ENOUGH, equally_likely
+from course_lib.checking.judges import ENOUGH, equally_likely
 
 
 def counts(kinds: int, seed: int, bias: float = 0.0) -> Counter[int]:

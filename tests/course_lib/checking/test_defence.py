@@ -44,14 +44,16 @@ def questions(
 ) -> Asked:
     solution = solution or solution_of(folder, check.of)
     with LocalRunner(solution, "simulated", echo=None) as run:
-        _, trace, asked = check.questions(checks_of(folder)[check.of], run, student, number)
-    return [(question, answer_to(question, trace)[0]) for question in asked]
+        _, trace, drawn = check.questions(checks_of(folder)[check.of], run, student, number)
+    return [(question, answer_to(question, trace)[0]) for question in drawn]
 
 
-def share(asked: Asked, answers: Sequence[Sequence[float]]) -> float:
+def share(questions_and_answers: Asked, answers: Sequence[Sequence[float]]) -> float:
     """Return the share of the questions that these answers are right for."""
-    pairs = zip(asked, answers, strict=True)
-    return sum(is_right(*question, answer) for question, answer in pairs) / len(asked)
+    pairs = zip(questions_and_answers, answers, strict=True)
+    return sum(is_right(*question, answer) for question, answer in pairs) / len(
+        questions_and_answers
+    )
 
 
 def answered(folder: Path, check: Defence, student: str, answers: Callable[[], Any]) -> CheckReport:
@@ -78,12 +80,12 @@ def test_right_answers_earn_all_points_or_in_the_second_set_half(
 def test_a_wrong_answer_costs_a_third_and_is_told_what_the_run_shows(
     folder: Path, check: Defence
 ) -> None:
-    asked = questions(folder, check, "ada")
-    right = [each for _, each in asked]
-    wrong = [1.1 * each + 1 for each in right[1]]
-    report = answered(folder, check, "Ada ", lambda: (1, [right[0], wrong, right[2]]))
+    drawn = questions(folder, check, "ada")
+    right = [answer for _, answer in drawn]
+    wrong_answer = [1.1 * answer + 1 for answer in right[1]]
+    report = answered(folder, check, "Ada ", lambda: (1, [right[0], wrong_answer, right[2]]))
     assert report.fraction == pytest.approx(2 / 3)
-    assert asked[1][0].text in report.reason and "your own run shows" in report.reason
+    assert drawn[1][0].text in report.reason and "your own run shows" in report.reason
 
 
 @pytest.mark.large
@@ -91,22 +93,26 @@ def test_a_neighbours_answers_and_guesses_earn_little() -> None:
     """The neighbour has the same code. A guess is a student's answers with other code, or luck."""
     copied, guessed = [], []
     for folder, check in DEFENCES:
-        of = [each for each in mutants_in(folder) if each.task == check.of]
-        other = next(each.function for each in of if each.reason is None)
+        of = [candidate for candidate in mutants_in(folder) if candidate.task == check.of]
+        other = next(candidate.function for candidate in of if candidate.reason is None)
         students = [f"student {i}" for i in range(10)]
-        asked = [questions(folder, check, student) for student in students]
-        theirs = [questions(folder, check, each, solution=other) for each in students]
-        for i, mine in enumerate(asked):
-            copied.append(share(mine, [q[1] for q in asked[i - 1]]))
-            guessed += [share(mine, [q[1] for q in theirs[i - 1]]), share(mine, [[5, 5, 6]] * 3)]
+        drawn = [questions(folder, check, student) for student in students]
+        of_other_code = [
+            questions(folder, check, candidate, solution=other) for candidate in students
+        ]
+        for i, own_questions in enumerate(drawn):
+            copied.append(share(own_questions, [q[1] for q in drawn[i - 1]]))
+            guessed += [
+                share(own_questions, [q[1] for q in of_other_code[i - 1]]),
+                share(own_questions, [[5, 5, 6]] * 3),
+            ]
     assert mean(copied) <= 1 / 3 and mean(guessed) <= 1 / 5
 
 
 @each_task
 def test_two_students_have_different_cases(folder: Path, check: Defence) -> None:
     def drawn(seed: int) -> Case:
-        made = check.draw(torch.Generator().manual_seed(seed))
-        return made if isinstance(made, Case) else made[0]
+        return check.draw(torch.Generator().manual_seed(seed))[0]
 
     assert len({drawn(seed).name for seed in range(20)}) > 15
     assert drawn(3).name == drawn(3).name
@@ -115,12 +121,12 @@ def test_two_students_have_different_cases(folder: Path, check: Defence) -> None
 def test_the_questions_are_printed_and_answers_only_for_practice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder, check = next(each for each in DEFENCES if each[1].of == "data_parallel")
+    folder, check = next(pair for pair in DEFENCES if pair[1].of == "data_parallel")
     solution = solution_of(folder, check.of)
     defend(f"{folder.name}/{check.of}", solution, "ada")
-    told = capsys.readouterr().out
-    assert all(question.text in told for question, _ in questions(folder, check, "ada"))
-    assert "The answers" not in told
+    printed = capsys.readouterr().out
+    assert all(question.text in printed for question, _ in questions(folder, check, "ada"))
+    assert "The answers" not in printed
     defend(f"{folder.name}/{check.of}", solution)
     assert "The answers are in the calls of rank" in capsys.readouterr().out
     with pytest.raises(ValueError, match="sets 1 and 2"):
@@ -149,8 +155,8 @@ def test_a_notebook_looks_only_at_the_form_of_the_answers(answers: Any, says: st
 def test_wrong_answers_in_the_right_form_are_open_and_not_passed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder, one = DEFENCES[0]
-    name = f"{folder.name}/{one.function}"
+    folder, check = DEFENCES[0]
+    name = f"{folder.name}/{check.function}"
     report = local.check(name, lambda: (1, [0, 0, 0]), on="simulated")
     assert capsys.readouterr().out.splitlines()[-1] == f"{name}: {FORM}"
     html = report._repr_html_()
@@ -163,16 +169,16 @@ def test_what_students_have_knows_no_answer(folder: Path, check: Defence) -> Non
     """A question has what its text says, and only the grader's package knows more."""
     for question, right in questions(folder, check, "ada"):
         unit = 1e-6 if question.asks == "before" else 1
-        said = {*map(float, re.findall(r"\d[\d.e+]*", question.text))}
+        numbers = {*map(float, re.findall(r"\d[\d.e+]*", question.text))}
         shift = question.asks != "before"
-        assert {float(f"{n / unit + shift:.4g}") for n in question.about} <= said
+        assert {float(f"{n / unit + shift:.4g}") for n in question.about} <= numbers
         assert right and vars(question).keys() == {"text", "asks", "rank", "about", "functions"}
 
 
 def call(turn: int, size: int, start: float, end: float, outer: int, inner: int) -> Event:
     lines = (("outer", outer), ("outer.inner", inner))
-    given = 0, "send", (0,), None, size, "float32", 1, start, end, "a line"
-    return Event(*given, turn=turn, lines=lines)
+    fields = 0, "send", (0,), None, size, "float32", 1, start, end, "a line"
+    return Event(*fields, turn=turn, lines=lines)
 
 
 BY_HAND = Trace(
@@ -189,15 +195,15 @@ ON = {"outer": [4, 4, 5, 5], "outer.inner": [2, 3, 2, 3]}  # in the order of the
 
 def asked_by(kind: Any) -> set[tuple[Any, ...]]:
     """Return for each call that students are asked about: function, number or time, answer."""
-    asked = [kind(BY_HAND, torch.Generator().manual_seed(seed)) for seed in range(200)]
-    found = set()
-    for question in asked:
+    drawn = [kind(BY_HAND, torch.Generator().manual_seed(seed)) for seed in range(200)]
+    answers = set()
+    for question in drawn:
         names = re.findall(r"`(.+)`", question.text)
         numbers = re.findall(r"\d[\d.e+]*", question.text.replace("rank 0", ""))
         right, _ = answer_to(question, BY_HAND)
         assert len(numbers) == len(right) <= 3
-        found |= {(*names, float(n), each) for n, each in zip(numbers, right, strict=True)}
-    return found
+        answers |= {(*names, float(n), answer) for n, answer in zip(numbers, right, strict=True)}
+    return answers
 
 
 def test_each_kind_asks_about_every_call_and_reads_the_answer_from_the_trace() -> None:
@@ -243,8 +249,8 @@ def test_a_call_never_has_two_lines(finish: list[tuple[str, int]], asks: set[str
 def test_one_line_is_asked_for_if_the_same_lines_make_all_calls() -> None:
     alike = Trace([call(i, 4, i, i + 1, outer=2, inner=2) for i in range(3)], 1)
     for trace, lines in ((BY_HAND, 3), (alike, 1)):
-        made = [kind(trace, torch.Generator()) for kind in defence.kinds_for(trace)]
-        assert sum("Which lines" in question.text for question in made) == lines
+        drawn = [kind(trace, torch.Generator()) for kind in defence.kinds_for(trace)]
+        assert sum("Which lines" in question.text for question in drawn) == lines
 
 
 def test_without_a_function_of_the_student_nothing_is_asked() -> None:

@@ -50,7 +50,7 @@ def by_iterating() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("made", "use", "name"),
+    ("targets", "use", "name"),
     [
         (OPTIMIZERS, lambda: SGD([weight()], 0.1), "SGD"),
         (OPTIMIZERS, OwnStep, "Optimizer"),
@@ -60,13 +60,13 @@ def by_iterating() -> list[Any]:
     ],
 )
 def test_it_is_refused_by_its_name_and_given_back(
-    made: tuple[Any, ...], use: Callable[[], Any], name: str
+    targets: tuple[Any, ...], use: Callable[[], Any], name: str
 ) -> None:
     with (
         pytest.raises(
             RuntimeError, match=f"^{name} cannot be used: it is what this task asks you to write"
         ),
-        refusing(*made),
+        refusing(*targets),
     ):
         use()
     use()

@@ -78,9 +78,9 @@ def test_a_notebook_alone_finds_the_assignments_of_the_installed_course(
 
 
 def test_an_assignment_goes_by_its_number_and_a_name_without_one_is_explained() -> None:
-    for said in ("2", "02", "02_data_parallel_sgd"):
-        name, found = find_check(f"{said}/shard_bounds")
-        assert (name, found.function) == ("02_data_parallel_sgd/shard_bounds", "shard_bounds")
+    for number in ("2", "02", "02_data_parallel_sgd"):
+        name, task = find_check(f"{number}/shard_bounds")
+        assert (name, task.function) == ("02_data_parallel_sgd/shard_bounds", "shard_bounds")
     with pytest.raises(LookupError, match="shard_bounds, average_gradients"):
         find_check("2/shards")
     with pytest.raises(LookupError, match=r"assignment/check.*02_data_parallel_sgd, 03_coll"):
@@ -104,14 +104,14 @@ def test_one_case_is_run_alone_and_not_noted(monkeypatch: Any) -> None:
     with pytest.raises(CheckFailed):
         check("2/shard_bounds", wrong_where_it_does_not_divide, on="simulated")
     assert len(noted) == 1
-    one = check(
+    report = check(
         "2/shard_bounds",
         wrong_where_it_does_not_divide,
         on="simulated",
         case="a plain case",
     )
-    assert [result.name for result in one.results] == ["a plain case"]
-    assert "only this case was run" in str(one)
+    assert [result.name for result in report.results] == ["a plain case"]
+    assert "only this case was run" in str(report)
     assert len(noted) == 1
     with pytest.raises(LookupError, match=r"no case 'x'\. The cases: a plain case; "):
         check("2/shard_bounds", right_bounds, case="x")
@@ -125,13 +125,13 @@ def test_a_terminal_shows_what_runs_from_the_first_moment(monkeypatch: Any, caps
         return right_bounds(length, world_size, rank)
 
     check("2/shard_bounds", chatty, on="cpu")
-    out, told = capsys.readouterr()
-    shown = [line for line in told.split("\r\033[K") if line]
+    out, progress = capsys.readouterr()
+    shown = [line for line in progress.split("\r\033[K") if line]
     assert shown[0] == "reading 2/shard_bounds …"
     assert shown[1] == "starting 1 rank …"
     assert shown[2] == "simulated ranks, case 1 of 5: a plain case"
     assert shown[-1].startswith("CPU ranks, case 5 of 5: ")
-    assert told.endswith("\r\033[K")  # the report begins on an empty line
+    assert progress.endswith("\r\033[K")  # the report begins on an empty line
     assert "hello" in out and "5 of 5 cases passed" in out
 
 
@@ -149,16 +149,16 @@ def average_gradients(params, group=None):
     call = "check('2/average_gradients', average_gradients, on='simulated')"
     with kernel(cwd=ROOT) as running:
         assert not running.run(define).error
-        wrong = running.run(call)
+        failing = running.run(call)
         unknown = running.run("check('2/nothing', average_gradients)")
         right = running.run(
             "check('2/shard_bounds', lambda n, k, r: (n * r // k, n * (r + 1) // k))"
         )
-    (shown,) = wrong.bundles
+    (shown,) = failing.bundles
     assert "<img alt=" in shown["text/html"] and "<details" in shown["text/html"]
     assert "✗ 2 ranks" in shown["text/plain"]
     # The red box under it says nothing a second time.
-    assert wrong.error == "CheckFailed: the report above says what failed, and why"
+    assert failing.error == "CheckFailed: the report above says what failed, and why"
     assert unknown.bundles == [{}] and "has no check 'nothing'" in unknown.error
     (shown,) = right.bundles
     assert "cases passed" in shown["text/plain"]
@@ -185,7 +185,7 @@ def judge_of_times(case, inputs, values):
     assert values[0]["number"] == FACTOR * inputs[0]["x"]
 """
 CHECKS = """
-from course_lib.checking import Case, task
+from course_lib.checking import Case, by_judge
 
 from .judges import FACTOR, judge_of_times, times
 
@@ -195,11 +195,11 @@ def program(function, mine, given):
 
 
 CHECKS = {
-    "echo": task(
+    "echo": by_judge(
         "echo",
         inputs=lambda case, generator: [{"x": 3} for _ in range(case.world_size)],
         program=program,
-        judges=[judge_of_times],
+        judge=judge_of_times,
         cases=[Case("1 rank", 1), Case("2 ranks", 2)],
     )
 }
@@ -218,8 +218,8 @@ def echo(x: int) -> int:
 
 
 def test_folders_of_one_name_have_judges_of_their_own(tmp_path: Path) -> None:
-    mine, theirs = (write_assignment(tmp_path / k / "12_echo", i) for k, i in (("a", 5), ("b", 7)))
-    assert [load_module(path).__dict__["FACTOR"] for path in (mine, theirs, mine)] == [5, 7, 5]
+    first, second = (write_assignment(tmp_path / k / "12_echo", i) for k, i in (("a", 5), ("b", 7)))
+    assert [load_module(path).__dict__["FACTOR"] for path in (first, second, first)] == [5, 7, 5]
 
 
 def test_no_report_names_a_line_of_a_check(tmp_path: Path) -> None:
@@ -230,8 +230,8 @@ def test_no_report_names_a_line_of_a_check(tmp_path: Path) -> None:
     assert "judges.py" not in str(report)
 
 
-def sum_program(function: Any, mine: Any) -> Any:
-    return function(mine)
+def sum_program(function: Any, tensor: Any) -> Any:
+    return function(tensor)
 
 
 def sum_check(**changes: Any) -> Check:
@@ -252,28 +252,30 @@ def sum_check(**changes: Any) -> Check:
     return Check(**{**settings, **changes})
 
 
-def total(mine: torch.Tensor) -> torch.Tensor:
-    dist.all_reduce(mine)
-    return mine
+def total(tensor: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(tensor)
+    return tensor
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "message"),
     [
-        (lambda mine: os._exit(3), "share: it called exit with status 3"),
-        (lambda mine: 1 / 0, "ZeroDivisionError"),
-        (lambda mine: dist.recv(mine, src=1 - dist.get_rank()), "waits in recv from rank 1"),
-        (lambda mine: object(), "return tensors, numbers, text"),
+        (lambda tensor: os._exit(3), "share: it called exit with status 3"),
+        (lambda tensor: 1 / 0, "ZeroDivisionError"),
+        (lambda tensor: dist.recv(tensor, src=1 - dist.get_rank()), "waits in recv from rank 1"),
+        (lambda tensor: object(), "return tensors, numbers, text"),
     ],
 )
-def test_a_failure_costs_its_case_and_the_rest_is_still_examined(function: Any, words: str) -> None:
-    def careful(mine: torch.Tensor) -> Any:
-        return function(mine) if dist.get_world_size() == 2 else total(mine)
+def test_a_failure_costs_its_case_and_the_rest_is_still_examined(
+    function: Any, message: str
+) -> None:
+    def careful(tensor: torch.Tensor) -> Any:
+        return function(tensor) if dist.get_world_size() == 2 else total(tensor)
 
     with LocalRunner(careful) as run:
         report = run_check("t/total", sum_check(), run, seed="1")
     assert [result.passed for result in report.results] == [True, False, True]
-    assert words in report.reason
+    assert message in report.reason
 
 
 def test_inputs_that_cannot_be_sent_are_the_authors_mistake() -> None:
@@ -284,7 +286,7 @@ def test_inputs_that_cannot_be_sent_are_the_authors_mistake() -> None:
 
 @pytest.mark.parametrize("load", [0.1, 900.0])
 def test_a_slow_function_meets_its_limit(load: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def endless(mine: torch.Tensor) -> None:
+    def endless(tensor: torch.Tensor) -> None:
         while True:
             pass
 

@@ -24,8 +24,8 @@ edited = edits_of(
 def run(file: Path, text: str) -> tuple[int, list[str]]:
     file.write_text(text)
     command = [sys.executable, "-m", "course_lib.checking.mutants", "10_capstone", str(file)]
-    done = subprocess.run([*command, "--seed", "7"], capture_output=True, text=True)
-    return done.returncode, (done.stdout + done.stderr).rstrip().splitlines()
+    process = subprocess.run([*command, "--seed", "7"], capture_output=True, text=True)
+    return process.returncode, (process.stdout + process.stderr).rstrip().splitlines()
 
 
 def test_every_solution_of_a_file_is_run_and_surprises_come_last(tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ Wrapped = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[dict[int, Ranks]]:
-    kept: dict[int, Ranks] = {}
-    yield kept
-    for each in kept.values():
-        each.close()
+    pool: dict[int, Ranks] = {}
+    yield pool
+    for team in pool.values():
+        team.close()
 
 
 def gives(value: Any) -> Wrapped:
@@ -39,9 +39,9 @@ def gives(value: Any) -> Wrapped:
 
 
 def clears_gradients(right: Wrapped) -> Wrapped:
-    def evaluate(model: Any, *rest: Any, **group: Any) -> Any:
+    def evaluate(model: Any, *arguments: Any, **group: Any) -> Any:
         model.zero_grad()
-        return right(model, *rest, **group)
+        return right(model, *arguments, **group)
 
     return evaluate
 
@@ -73,9 +73,9 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize(("folder", "task", "wrapped", "words"), ODD)
+@pytest.mark.parametrize(("folder", "task", "wrapped", "message"), ODD)
 def test_it_says_what_it_was_given(
-    ranks: dict[int, Ranks], folder: str, task: str, wrapped: Wrapped, words: str
+    ranks: dict[int, Ranks], folder: str, task: str, wrapped: Wrapped, message: str
 ) -> None:
     source = SOURCES / folder
     check = checks_of(source)[task]
@@ -83,4 +83,4 @@ def test_it_says_what_it_was_given(
     with LocalRunner(wrapped(solution_of(source, task)), echo=None, ranks=ranks) as runner:
         report = run_check(f"{folder}/{task}", check, runner, seed="1")
     assert not report.passed
-    assert words in " ".join(str(report).split())
+    assert message in " ".join(str(report).split())

@@ -5,11 +5,12 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.checking import CaseResult, CheckReport
-from course_lib.checking.report import html_of
+from course_lib.checking import CheckReport
+from course_lib.checking.report import CaseResult, cause_of, html_of
 from course_lib.ranks import Event, Trace
 
 
@@ -35,11 +36,13 @@ class Read(HTMLParser):
         self.text += data
 
 
-def failed(name: str, reason: str, detail: str = "", **more: Any) -> CaseResult:
-    return CaseResult(name, False, reason, detail, 0.1, **more)
+def failed(name: str, reason: str, detail: str = "", **fields: Any) -> CaseResult:
+    return CaseResult(name, False, reason, detail, 0.1, **fields)
 
 
-def report_of(name: str, case: str, words: str, detail: str, value: str, got: str) -> CheckReport:
+def report_of(
+    name: str, case: str, sentence: str, detail: str, value: str, got: str
+) -> CheckReport:
     """Return a report with these texts in all places; causes do not depend on the texts."""
     detail = detail.replace("\n", " ")  # lines and blank lines make the paragraphs
     return CheckReport(
@@ -48,15 +51,15 @@ def report_of(name: str, case: str, words: str, detail: str, value: str, got: st
             CaseResult(f"right {case}", True, "", "", 0.1),
             failed(
                 f"a {case}",
-                f"x: expected <{value}, got {got}>. {words}",
+                f"x: expected <{value}, got {got}>. {sentence}",
                 f"table\n|{detail}|\n\n|{detail}|",
                 difficulty=(1,),
             ),
-            failed(f"b {case}", "exactly this", difficulty=(2,), summary=words, detail="d"),
+            failed(f"b {case}", "exactly this", difficulty=(2,), summary=sentence, detail="d"),
             failed(f"c {case}", "exactly this", difficulty=(3,)),
             failed(case, "It is wrong.", hidden=True),
         ),
-        worth={f"values {words}": 1.0},
+        worth={f"values {sentence}": 1.0},
         function=f"f{name}",
         traced=f"b {case}",
     )
@@ -69,10 +72,10 @@ MARKUP = st.sampled_from(
 
 @given(*[st.text() | MARKUP] * 7)
 def test_no_text_adds_a_tag_or_an_attribute(
-    name: str, case: str, words: str, detail: str, value: str, got: str, alt: str
+    name: str, case: str, sentence: str, detail: str, value: str, got: str, alt: str
 ) -> None:
     plain = Read(html_of(report_of("n", "c", "w", "d", "v", "g"), (b"png", "alt")))
-    read = Read(html_of(report_of(name, case, words, detail, value, got), (b"png", alt)))
+    read = Read(html_of(report_of(name, case, sentence, detail, value, got), (b"png", alt)))
     assert read.tags == plain.tags
     assert alt in read.values  # as it is
 
@@ -87,11 +90,11 @@ def test_the_simplest_case_is_open_and_the_others_are_folded() -> None:
     assert 'case="c"' not in read.text  # nobody can run a hidden case
 
 
-def trace_of(where: str) -> Trace:
+def trace_of(line: str) -> Trace:
     return Trace(
         [
-            Event(0, "send", (0, 1), 1, 8, "float32", 1, 0.0, 1e-3, where),
-            Event(1, "recv", (0, 1), 0, 8, "float32", 1, 0.0, 1e-3, where),
+            Event(0, "send", (0, 1), 1, 8, "float32", 1, 0.0, 1e-3, line),
+            Event(1, "recv", (0, 1), 0, 8, "float32", 1, 0.0, 1e-3, line),
         ],
         2,
     )
@@ -110,3 +113,100 @@ def test_the_timeline_of_the_traced_case_is_in_the_report() -> None:
     assert "send" in alt
     assert html.index("two") < html.index(f"<{image}")
     assert "<img" not in html_of(report)  # it is not drawn unless asked for
+
+
+# Causes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "other"),
+    [
+        (
+            "rank 0: sum[0, 2]: expected 1.5, got -3 (6 of 6 elements differ). This equals X.",
+            "rank 2: sum[11]: expected -2e-05, got 4 (1 of 9 elements differ). This equals X.",
+        ),
+        (
+            "Ranks 0, 1 raised ValueError: no  (Cell In[3], line 2)",
+            "Rank 2 raised ValueError: no  (Cell In[3], line 2)",
+        ),
+        (
+            "Nobody goes on. Rank 0 waits in recv from rank 1 (8 B). Rank 1 waits in recv from "
+            "rank 0 (8 B).",
+            "Nobody goes on. Rank 0 waits in recv from rank 2 (1.5 KiB). Rank 1 waits in recv from "
+            "rank 0 (1.5 KiB). Rank 2 waits in recv from rank 1 (1.5 KiB).",
+        ),
+        ("the ranks need 44.06 µs, expected 44.03 µs", "the ranks need 1.2 ms, expected 1 ms"),
+        (
+            "rank 0: tensor has dtype torch.float32, expected torch.bfloat16",
+            "rank 1: tensor has dtype torch.float32, expected torch.float64",
+        ),
+    ],
+)
+def test_numbers_ranks_and_places_do_not_make_another_cause(reason: str, other: str) -> None:
+    assert cause_of(reason) == cause_of(other)
+
+
+@pytest.mark.parametrize(
+    ("reason", "other"),
+    [
+        ("rank 0: loss: expected 1, got 2", "rank 0: gradient: expected 1, got 2"),
+        ("rank 0 calls 1 × all_reduce, 8 B", "rank 0 calls 1 × broadcast, 8 B"),
+        ("expected 1, got 2. This equals the sum.", "expected 1, got 2"),
+    ],
+)
+def test_other_words_are_another_cause(reason: str, other: str) -> None:
+    assert cause_of(reason) != cause_of(other)
+
+
+def result(
+    name: str, reason: str, difficulty: tuple[int, ...] = (), **options: object
+) -> CaseResult:
+    fields = {"detail": f"all about {name}" if reason else "", **options}
+    return CaseResult(name, not reason, reason, seconds=0.1, difficulty=difficulty, **fields)  # type: ignore[arg-type]
+
+
+def test_a_cause_is_told_once_for_its_simplest_case() -> None:
+    report = CheckReport(
+        "t/f",
+        (
+            result("right", ""),
+            result("hard", "rank 3: sum[7]: expected 1, got 2", (4, 4)),
+            result("other", "rank 0 calls 2 × barrier", (2, 2)),
+            result("simple", "rank 0: sum[0]: expected 3, got 4", (0, 2)),
+            result("middle", "rank 1: sum[2]: expected 5, got 6", (1, 2)),
+        ),
+    )
+    assert str(report).splitlines() == [
+        "t/f: 1 of 5 cases passed",
+        "  ✓ right",
+        "  ✗ simple",
+        "      rank 0: sum[0]: expected 3, got 4",
+        "      all about simple",
+        "      The same in 2 other cases: hard · middle",
+        "  ✗ other",
+        "      rank 0 calls 2 × barrier",
+    ]
+    assert report.reason == "rank 0: sum[0]: expected 3, got 4"
+
+
+def test_of_hidden_cases_the_order_says_nothing_about_them() -> None:
+    report = CheckReport(
+        "t/f",
+        (
+            result("seen", "rank 0: wrong", (9, 9)),
+            result("secret A", "It is wrong.", (5, 5), hidden=True),
+            result("secret B", "It is wrong.", (0, 1), hidden=True),
+            result("late", "not run: 2 cases before it took long", ran=False),
+        ),
+    )
+    assert str(report).splitlines() == [
+        "t/f: 0 of 4 cases passed",
+        "  ✗ seen",
+        "      rank 0: wrong",
+        "      all about seen",
+        "  ✗ hidden case 2",
+        "      It is wrong.",
+        "      The same in 1 other case: hidden case 3",
+        "  ✗ late",
+        "      not run: 2 cases before it took long",
+    ]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from course_lib.checking import NETWORK, Case, Check, Form, Observed, Wrong, run_check
-from course_lib.checking.judges import same_on_all_ranks
+from course_lib.checking.run_check import agreed
 from course_lib.limits import MAX_EMPTY
 from course_lib.ranks import Event, Trace
+from course_lib.ranks.explain.errors import RankState
+from course_lib.ranks.explain.failure import Failure, rank_error
 from course_lib.ranks.trace.event import computation
 
 
@@ -29,28 +32,28 @@ HALF = [computation(0, 0.0, 1e-3), computation(1, 0.0, 2e-3)]
 
 @pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("case", "events", "words"),
+    ("case", "events", "message"),
     [
         (Case("a", 2), [*HALF[1:], computation(0, 0.0, 2e-3)], ""),
         (Case("a", 2), HALF, "rank 0 computes for only 1 of the 2 ms .* do not skip or shorten it"),
-        (Case("b", 2, after=Case("a", 2)), HALF, "‘a’, also fails .* look there first"),
         (Case("a", 2), [operation(1, "barrier", 0)] * (MAX_EMPTY + 1), "operations that carry no"),
         (APART, [operation(1, "all_reduce")], "with ranks 0, 1 in all_reduce.* Only ranks 1 are"),
     ],
 )
 def test_what_the_ranks_did_is_judged_besides_their_values(
-    case: Case, events: list[Event], words: str
+    case: Case, events: list[Event], message: str
 ) -> None:
     computes = (
-        (lambda _, inputs: [{1e-3: own} for own in inputs]) if events[0].kind == "compute" else None
+        (lambda _, inputs: [{1e-3: seconds} for seconds in inputs])
+        if events[0].kind == "compute"
+        else None
     )
-    cases = (case,) if case.after is None else (case.after, case)
-    check = Check("f", len, lambda *_: [2, 2], nothing, cases, computes=computes)
+    check = Check("f", len, lambda *_: [2, 2], nothing, (case,), computes=computes)
     run = lambda *_: Observed([1, 1], Trace(events, 2), NETWORK)
     report = run_check("t/f", check, run, seed="")
     result = report.results[-1]
-    assert result.passed == (not words)
-    assert re.search(words, result.reason), result.reason
+    assert result.passed == (not message)
+    assert re.search(message, result.reason), result.reason
 
 
 def test_a_judge_that_has_no_memory_blames_nobody() -> None:
@@ -62,6 +65,75 @@ def test_a_judge_that_has_no_memory_blames_nobody() -> None:
         run_check("t/f", check, lambda *_: Observed([1]), seed="")
 
 
-def test_replicas_that_differ_are_wrong() -> None:
-    with pytest.raises(Wrong, match="x differs between rank 0 and rank 1"):
-        same_on_all_ranks(Case("2 ranks", 2), [], [{"x": 1.0}, {"x": 1.5}])
+@pytest.mark.parametrize(
+    ("message", "line", "reason"),
+    [
+        ("", "Cell In[3], line 8", "not written yet: NotImplementedError (Cell In[3], line 8)"),
+        ("not for groups", "", "Ranks 0, 1 raised NotImplementedError: not for groups"),
+    ],
+)
+def test_a_function_that_is_not_written_is_told_in_a_line(
+    message: str, line: str, reason: str
+) -> None:
+    def run(*_: object) -> Observed:
+        failure = Failure("NotImplementedError", message, line, "Traceback …", False, None)
+        states = [RankState(rank, "") for rank in (0, 1)]
+        raise rank_error({0: failure, 1: failure}, 0, states, None)
+
+    check = Check("f", len, lambda case, generator: [[]], lambda *_: None, (Case("a", 1),))
+    report = run_check("t/f", check, run, seed="")
+    assert report.reason == reason
+    assert ("Traceback" in str(report)) == bool(message)
+
+
+def looks(otherwise: str = "", **mistakes: str) -> Wrong:
+    return Wrong(
+        "no", otherwise, mistakes={mistake.replace("_", " "): h for mistake, h in mistakes.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("findings", "hints"),
+    [
+        ([looks(sum="S.", mean="")], ["S."]),
+        # Both look right in the first case; the second case tells which one is.
+        ([looks(sum="S.", mean="M."), looks(sum="", mean="M.")], ["M.", "M."]),
+        # One that explains only some cases is not named.
+        ([looks(sum="S."), looks("Else.", sum="")], ["", "Else."]),
+        (
+            [looks(sum="S.", mean=""), looks(sum="S."), looks(sum="", mean="M."), looks(mean="")],
+            ["", "", "", ""],
+        ),
+        # A hint that all cases have is better than one that explains some.
+        ([looks("Step 1.", sum="S."), looks("Step 2.", sum="")], ["Step 1.", "Step 2."]),
+        # A mistake need not explain a case that it could not explain.
+        ([looks(sum="S."), looks(mean="M."), looks("Else.")], ["S.", "M.", "Else."]),
+    ],
+)
+def test_a_mistake_is_named_if_it_explains_what_it_could(
+    findings: list[Wrong], hints: list[str]
+) -> None:
+    assert agreed(findings) == hints
+
+
+def test_a_part_that_no_case_decides_is_not_earned_by_failing() -> None:
+    """As if a check lost the cases of a part, or ran out of time before them."""
+
+    def judge(case: Case, inputs: Any, outputs: Any) -> None:
+        if case.name in outputs:
+            raise Wrong("it fails")
+
+    cases = tuple(
+        Case(name, 1, decides=(part,)) for name, part in (("1", "a"), ("2", "a"), ("3", "b"))
+    )
+    check = Check(
+        "f", print, lambda case, generator: [0], judge, cases, worth=dict.fromkeys("abc", 1)
+    )
+
+    def parts(*failing: str, of: Check = check) -> dict[str, bool]:
+        return run_check("t/f", of, lambda *_: Observed(failing), seed="").parts
+
+    assert parts("1", "2", "3") == {"a": False, "b": False, "c": False}
+    assert parts("2") == {"a": False, "b": True, "c": False}
+    assert parts("3") == {"a": True, "b": False, "c": False}
+    assert parts("1", of=replace(check, cases=cases[:1])) == dict.fromkeys("abc", False)

@@ -15,7 +15,7 @@ NAME = "02_topic"
 STUB = "def rank():\n    raise NotImplementedError"
 RIGHT = "import torch.distributed as dist\n\n\ndef rank():\n    return dist.get_rank()"
 CHECKS = """
-from course_lib.checking import Case, expect_equal, task
+from course_lib.checking import Case, by_judge, expect_equal
 
 
 def judge(case, inputs, outputs):
@@ -24,11 +24,11 @@ def judge(case, inputs, outputs):
 
 
 CHECKS = {
-    "rank": task(
+    "rank": by_judge(
         "rank",
         inputs=lambda case, generator: [{} for _ in range(case.world_size)],
         program=lambda function, mine, given: function(),
-        judges=[judge],
+        judge=judge,
         cases=[Case("2 ranks", 2), Case("3 ranks", 3)],
     )
 }

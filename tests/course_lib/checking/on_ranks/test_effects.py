@@ -70,7 +70,7 @@ def test_the_most_helpful_effect_comes_first() -> None:
         generators={**states_from(5), "NumPy": "drawn"},
         gradients=False,
     )
-    found = effects_of(left, X, torch.ones(2), may_change=[], seed=5)
-    assert [effect.code for effect in found] == [
+    effects = effects_of(left, X, torch.ones(2), may_change=[], seed=5)
+    assert [effect.code for effect in effects] == [
         *("mode", "hooks", "inference", "grad_mode", "aliases", "random")
     ]

@@ -28,30 +28,30 @@ from course_lib.checking.on_ranks.leaves import ARRAY
     ],
 )
 def test_it_becomes_plain(returned: Any, plain: Any) -> None:
-    found = simple(returned)
-    assert found == plain
-    assert type(found) is type(plain)
+    value = simple(returned)
+    assert value == plain
+    assert type(value) is type(plain)
 
 
 def test_an_array_keeps_its_numbers_and_its_kind() -> None:
-    [found] = simple([np.arange(3)])
-    assert found.keys() == {ARRAY}
-    assert found[ARRAY].tolist() == [0, 1, 2]
+    [value] = simple([np.arange(3)])
+    assert value.keys() == {ARRAY}
+    assert value[ARRAY].tolist() == [0, 1, 2]
     assert simple(np.array(2.5)) == 2.5
 
 
 @pytest.mark.parametrize(
-    ("right", "words"),
+    ("right", "message"),
     [
         (torch.ones(3), "x: you returned a NumPy array; return a torch.Tensor"),
         (1.0, "x is a NumPy array of shape [3], float64, expected the number 1"),
         (2, "x: expected 2, got a NumPy array of shape [3], float64"),
     ],
 )
-def test_an_array_is_called_an_array(right: Any, words: str) -> None:
+def test_an_array_is_called_an_array(right: Any, message: str) -> None:
     with pytest.raises(Wrong) as caught:
         expect_equal({"x": simple(np.ones(3))}, {"x": right}, "rank 0")
-    assert caught.value.message == f"rank 0: {words}"
+    assert caught.value.message == f"rank 0: {message}"
 
 
 @pytest.mark.parametrize("returned", [range(0, 6, 2), slice(0, 6, 2), True, "text", None, 2.5])

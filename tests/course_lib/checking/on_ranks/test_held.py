@@ -45,9 +45,9 @@ def in_arguments_kept_for_later(x: torch.Tensor) -> Any:
 
 
 def in_a_circle(x: torch.Tensor) -> Any:
-    found: list[Any] = [x]
-    found.append(found)
-    return found
+    circle: list[Any] = [x]
+    circle.append(circle)
+    return circle
 
 
 HOLDERS = [
@@ -64,8 +64,8 @@ HOLDERS = [
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_what_something_holds_is_found(holder: Callable[[torch.Tensor], Any]) -> None:
     x = torch.ones(1000)
-    found = {t.untyped_storage().data_ptr() for t in held_by(holder(x))}
-    assert x.untyped_storage().data_ptr() in found
+    addresses = {t.untyped_storage().data_ptr() for t in held_by(holder(x))}
+    assert x.untyped_storage().data_ptr() in addresses
 
 
 def test_what_it_does_not_hold_is_not() -> None:

@@ -1,0 +1,172 @@
+"""Demands on communication, each met and missed by a program on simulated ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.checking import (
+    NETWORK,
+    Allowed,
+    Case,
+    Expectation,
+    Observed,
+    Wrong,
+    calls_at_most,
+    computes_between,
+    sends_at_most,
+)
+from course_lib.checking.communication import expect_as_reference, operations, received, sent
+from course_lib.ranks import Ranks, Trace, compute
+
+pytestmark = pytest.mark.every_case
+NUMBERS = 1000
+
+
+def trace_of(function: Callable[[], None], k: int = 3) -> Trace:
+    with Ranks(k, on="simulated", network=NETWORK) as ranks:
+        ranks.run(function)
+        return ranks.trace
+
+
+def all_reduce() -> None:
+    dist.all_reduce(torch.ones(NUMBERS))
+
+
+def twice() -> None:
+    all_reduce()
+    all_reduce()
+
+
+def ring(step: int = 1) -> None:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    handle = dist.isend(torch.ones(NUMBERS), (rank + step) % k)
+    dist.recv(torch.ones(NUMBERS), (rank - step) % k)
+    handle.wait()
+
+
+def barrier() -> None:
+    dist.barrier()
+
+
+def before_the_message() -> None:
+    compute(1e-3)
+    all_reduce()
+
+
+def after_the_message() -> None:
+    all_reduce()
+    compute(1e-3)
+
+
+def finding(function: Callable[[], None], demand: Expectation | None) -> str:
+    """Return what the demand says of the function's trace; nothing if it is met."""
+    trace = trace_of(function)
+    try:
+        if demand is not None:
+            demand.test(Case("a case", 3), Observed([], trace, NETWORK), trace)
+    except Wrong as found_fault:
+        return found_fault.message
+    return ""
+
+
+def in_order(*limits: tuple[float, float]) -> Expectation:
+    return computes_between(lambda case, observed, rank: limits, "all_reduce")
+
+
+@pytest.mark.parametrize(
+    ("demand", "right", "offender", "message"),
+    [
+        (sends_at_most(4000), all_reduce, twice, "rank 0 sends 7.8 KiB, expected at most 3.9 KiB"),
+        (sends_at_most(0, kinds=["all_reduce"]), ring, all_reduce, "sends 3.9 KiB by all_reduce"),
+        (sends_at_most(0, besides=["send"]), ring, all_reduce, "(without send), expected"),
+        (calls_at_most(all_reduce=1), all_reduce, twice, "calls all_reduce 2 times, expected at"),
+        (
+            *(in_order((1e-3, math.inf)), before_the_message, after_the_message),
+            "is launched after 0 ms of computation, expected at least 1 ms",
+        ),
+        (
+            *(in_order((0.0, 0.0)), after_the_message, before_the_message),
+            "ends after 1 ms of computation, expected at most 0 ms",
+        ),
+    ],
+)
+def test_a_demand_is_met_and_missed(
+    demand: Expectation, right: Any, offender: Any, message: str
+) -> None:
+    assert finding(right, demand) == ""
+    assert message in finding(offender, demand)
+
+
+def compared(function: Callable[[], None], reference: Callable[[], None], **allowed: Any) -> str:
+    """Return what is wrong with the function's communication beside that of the reference."""
+    case, traces = Case("a case", 4), (trace_of(function, 4), trace_of(reference, 4))
+    try:
+        expect_as_reference(case, [{}] * 4, *traces, Allowed(**allowed), timed=True)
+    except Wrong as fault:
+        return fault.message
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("function", "reference", "allowed", "message"),
+    [
+        (ring, all_reduce, {}, "calls 1 × send to rank 1, 3.9 KiB (test_communication.py, line"),
+        (ring, all_reduce, {"kinds": ("send", "recv"), "calls": 1}, ""),
+        (twice, all_reduce, {}, "rank 0 calls all_reduce 2 times, expected at most 1. It calls: 2"),
+        (twice, all_reduce, {"calls": 1}, "rank 0 sends 7.8 KiB, expected at most 3.9 KiB"),
+        (twice, all_reduce, {"calls": 1, "slack": 4000}, ""),
+        (twice, all_reduce, {"calls": 1, "slack": None, "time": 1.1}, "the ranks need "),
+        (
+            barrier,
+            all_reduce,
+            {"kinds": ("barrier",), "calls": 1},
+            "receives 0 B, expected at least 2.0 KiB",
+        ),
+        (barrier, all_reduce, {"kinds": ("barrier",), "calls": 1, "least": 1e-9}, "at least 1 B"),
+        (lambda: ring(2), ring, {}, "rank 0 may exchange messages only with ranks 1, 3 here"),
+        (lambda: ring(2), ring, {"roles": True}, ""),
+        (after_the_message, before_the_message, {}, ""),
+        (after_the_message, before_the_message, {"in_order": True}, "expected at least 1 ms"),
+        (twice, all_reduce, {"calls": None, "slack": None, "in_order": True}, "in this order: all"),
+    ],
+)
+def test_a_function_communicates_as_its_reference_or_as_is_allowed(
+    function: Any, reference: Any, allowed: dict[str, Any], message: str
+) -> None:
+    result = compared(function, reference, **allowed)
+    assert message in result if message else not result
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "gather", "scatter", "reduce_scatter", "broadcast"])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_a_collective_hands_over_and_leaves_behind_what_its_tensors_hold(kind: str, k: int) -> None:
+    """Counted at the call: the tensors that a rank gives, and those that it is left with."""
+
+    def call() -> tuple[int, int]:
+        x, tensors = torch.ones(5), [torch.ones(5) for _ in range(k)]
+        root = dist.get_rank() == 0
+        if kind == "all_gather":
+            dist.all_gather(tensors, x)
+            return 20, 20 * k
+        if kind == "gather":
+            dist.gather(x, tensors if root else None)
+            return 20, 20 * k if root else 0
+        if kind == "scatter":
+            dist.scatter(x, tensors if root else None)
+            return 20 * k if root else 0, 20
+        if kind == "reduce_scatter":
+            dist.reduce_scatter(x, tensors)
+            return 20 * k, 20
+        dist.broadcast(x, 0)
+        return (20, 0) if root else (0, 20)
+
+    with Ranks(k, on="simulated") as ranks:
+        for rank, (handed_over, left) in enumerate(ranks.run(call)):
+            events = operations(ranks.trace, rank)
+            assert (sum(map(sent, events)), sum(map(received, events))) == (handed_over, left)
