@@ -134,15 +134,15 @@ def encode_top_k__numpy(x, k):
 def encode_top_k__by_hand(x, k):
     flat = x.detach().reshape(-1).to(torch.float32)
     n = flat.numel()
-    kept = torch.zeros(n, dtype=torch.bool)
-    kept[flat.abs().argsort(descending=True)[:k]] = True
-    wire = [flat[kept].view(torch.uint8)]
+    mask = torch.zeros(n, dtype=torch.bool)
+    mask[flat.abs().argsort(descending=True)[:k]] = True
+    wire = [flat[mask].view(torch.uint8)]
     if (n + 7) // 8 < 4 * k:
         bits = torch.zeros((n + 7) // 8 * 8, dtype=torch.int64)
-        bits[:n] = kept
+        bits[:n] = mask
         wire.append((bits.view(-1, 8) << torch.arange(8)).sum(1).to(torch.uint8))
     else:
-        wire.append(kept.nonzero().flatten().to(torch.int32).view(torch.uint8))
+        wire.append(mask.nonzero().flatten().to(torch.int32).view(torch.uint8))
     return torch.cat(wire)
 
 
@@ -181,7 +181,7 @@ encode_top_k__by_hand_edited = edits_of(
         "drops_a_zero",
         "4 k + min(4 k, ceil(n/8))",
         "True)[:k]] = True",
-        "True)[:k]] = True; kept &= flat != 0",
+        "True)[:k]] = True; mask &= flat != 0",
     ),
 )
 
@@ -288,10 +288,10 @@ def compressed_all_reduce__messages(x, encode, decode, group=None):
             handle.wait()
         return incoming
 
-    own = shards[rank]
-    total = torch.zeros_like(own)
+    own_shard = shards[rank]
+    total = torch.zeros_like(own_shard)
     for wire in swap(wires, [wires[rank]] * k):
-        total += decode(wire, own.shape, torch.float32)
+        total += decode(wire, own_shard.shape, torch.float32)
     result = [encode(total)] * k
     sums = swap(result, wires)
     decoded = [decode(w, s.shape, torch.float32) for w, s in zip(sums, shards, strict=True)]
@@ -347,9 +347,9 @@ compressed_all_reduce__messages_edited = edits_of(
     Mutant(
         "compresses_the_sum_only",
         "compress the shards, too",
-        "total = torch.zeros_like(own)",
-        "dist.all_reduce(flat, group=group); total = own",
-        also=(("total += decode(wire, own.shape, torch.float32)", "pass"),),
+        "total = torch.zeros_like(own_shard)",
+        "dist.all_reduce(flat, group=group); total = own_shard",
+        also=(("total += decode(wire, own_shard.shape, torch.float32)", "pass"),),
     ),
     Mutant(
         "every_second_rank",
@@ -363,14 +363,14 @@ compressed_all_reduce__messages_edited = edits_of(
         "own_shard_as_it_was",
         "expected",
         "= decode",
-        "= own if wire is wires[rank] else decode",
+        "= own_shard if wire is wires[rank] else decode",
     ),
     Mutant("encodes_twice", "expected", "[encode(total)] * k", "[encode(total) for _ in range(k)]"),
     Mutant(
         "sums_in_the_dtype_of_x",
         "In float32, the same case passes",
-        "total += decode(wire, own.shape, torch.float32)",
-        "total = (total + decode(wire, own.shape, torch.float32)).to(x.dtype).float()",
+        "total += decode(wire, own_shard.shape, torch.float32)",
+        "total = (total + decode(wire, own_shard.shape, torch.float32)).to(x.dtype).float()",
     ),
     Mutant(
         "alone_once",

@@ -10,15 +10,15 @@ from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
 
 @passes
 def staleness__counting_up(events):
-    age, found = {}, []
+    age, ages = {}, []
     for kind, worker in events:
         if kind == "pull":
             age[worker] = 0
         else:
-            found.append(age[worker])
+            ages.append(age[worker])
             for other in age:
                 age[other] += 1
-    return found
+    return ages
 
 
 staleness__counting_up_edited = edits_of(
@@ -29,19 +29,19 @@ staleness__counting_up_edited = edits_of(
         "if each worker pulls right after its push",
         "age[worker] = 0",
         "age.setdefault(worker, 0)",
-        also=(("found.append(age[worker])", "found.append(age[worker]); age[worker] = -1"),),
+        also=(("ages.append(age[worker])", "ages.append(age[worker]); age[worker] = -1"),),
     ),
     Mutant(
         "one_per_event",
         "Staleness is the number of other updates",
         "[worker] = 0",
-        "[worker] = 0; found.append(0)",
+        "[worker] = 0; ages.append(0)",
     ),
     Mutant(
         "a_version",
         "the versions that were pulled, not their staleness",
         "(age",
-        "(len(found) - age",
+        "(len(ages) - age",
     ),
     Mutant(
         "leaves_out_its_own",
@@ -61,7 +61,7 @@ staleness__counting_up_edited = edits_of(
         "(events):",
         "(events, age={}):",
         also=(
-            ("age, found = {}, []", "found = []"),
+            ("age, ages = {}, []", "ages = []"),
             ("age[worker] = 0", "age.setdefault(worker, 0)"),
         ),
     ),
@@ -269,7 +269,7 @@ def backup_server__by_sets(params, lr, wait_for):
             return False
         arrived.append([g.clone() for g in gradients])
         if len(arrived) >= wait_for:
-            means = [torch.stack(each).mean(0) for each in zip(*arrived, strict=True)]
+            means = [torch.stack(column).mean(0) for column in zip(*arrived, strict=True)]
             for w, mean in zip(weights, means, strict=True):
                 w.sub_(mean, alpha=lr)
             arrived.clear()
@@ -324,8 +324,8 @@ def backup_server__one_gradient_per_worker(params, lr, wait_for):
             return False
         collected[worker] = [gradient.clone() for gradient in gradients]
         if len(collected) == wait_for:
-            for param, *theirs in zip(params, *collected.values(), strict=True):
-                param -= lr / wait_for * sum(theirs)
+            for param, *gradients in zip(params, *collected.values(), strict=True):
+                param -= lr / wait_for * sum(gradients)
             collected.clear()
             version += 1
         return True

@@ -15,7 +15,7 @@ def speed_of_light__by_kind(flops, sent, received, rate, bandwidth):
 
 @passes
 def speed_of_light__in_float32(flops, sent, received, rate, bandwidth):
-    f, s, r = (torch.tensor(list(each), dtype=torch.float32) for each in (flops, sent, received))
+    f, s, r = (torch.tensor(list(x), dtype=torch.float32) for x in (flops, sent, received))
     return torch.maximum(f / rate, torch.maximum(s, r) / bandwidth).max()
 
 
@@ -71,11 +71,11 @@ speed_of_light__in_float32_edited = edits_of(
 
 
 @fails("something is kept from the call before")
-def speed_of_light__of_the_first_call(flops, sent, received, rate, bandwidth, kept=[]):  # noqa: B006
-    if not kept:
+def speed_of_light__of_the_first_call(flops, sent, received, rate, bandwidth, cache=[]):  # noqa: B006
+    if not cache:
         work = zip(flops, sent, received, strict=True)
-        kept.append(max(max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in work))
-    return kept[0]
+        cache.append(max(max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in work))
+    return cache[0]
 
 
 @fails("seconds: expected")
