@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
+from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, passes
 
 # staleness ---------------------------------------------------------------------------------
 
@@ -141,21 +141,6 @@ async_server__as_a_class_edited = edits_of(
 
 
 # work --------------------------------------------------------------------------------------
-
-
-@passes
-def work__with_autograd(params, loss, updates, server):
-    params = tuple(params)
-    for _ in range(updates):
-        message = torch.cat([param.detach().reshape(-1) for param in params])
-        dist.irecv(message, server).wait()
-        at = 0
-        with torch.no_grad():
-            for param in params:
-                param.copy_(message[at : at + param.numel()].view_as(param))
-                at += param.numel()
-        gradients = torch.autograd.grad(loss(), params)
-        dist.isend(torch.cat([g.reshape(-1) for g in gradients]), server).wait()
 
 
 @passes
@@ -306,31 +291,17 @@ backup_server__by_sets_edited = edits_of(
         also=(("w.sub_(mean, alpha=lr)", "pass"),),
     ),
     Mutant("leaves_out_nan", "a gradient with a NaN", "[g.clone() for", "[g.nan_to_num() for"),
+    Mutant(
+        "one_gradient_per_worker",
+        "counts: expected False, got True",
+        "set(), []",
+        "set(), {}",
+        also=(
+            ("arrived.append([g.clone() for g in gradients])", "arrived[worker] = [*gradients]"),
+            ("*arrived,", "*arrived.values(),"),
+        ),
+    ),
 )
-
-
-@fails("counts: expected False, got True")
-def backup_server__one_gradient_per_worker(params, lr, wait_for):
-    params, pulled, collected = list(params), {}, {}
-    version = 0
-
-    def pull(worker):
-        pulled[worker] = version
-        return [param.clone() for param in params]
-
-    def push(worker, gradients):
-        nonlocal version
-        if pulled[worker] != version:
-            return False
-        collected[worker] = [gradient.clone() for gradient in gradients]
-        if len(collected) == wait_for:
-            for param, *gradients in zip(params, *collected.values(), strict=True):
-                param -= lr / wait_for * sum(gradients)
-            collected.clear()
-            version += 1
-        return True
-
-    return pull, push
 
 
 # diloco ------------------------------------------------------------------------------------

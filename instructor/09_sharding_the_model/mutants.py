@@ -388,12 +388,6 @@ pipeline_schedule__by_warm_up_edited = edits_of(
     Mutant("at_least_p", "micro-batches, expected", "1, 1", "1, world_size"),
     Mutant("the_papers_ratio", "micro-batches, expected", "/ (m + late) > bubble", "/ m > bubble"),
     Mutant(
-        "divides_by_the_bubble",
-        "ZeroDivisionError",
-        "1, 1",
-        "1, math.ceil((world_size - 1) * (1 - bubble) / bubble)",
-    ),
-    Mutant(
         "schedule_of_the_first_call",
         "after another call",
         "world_size, bubble):",

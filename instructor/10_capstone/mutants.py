@@ -28,8 +28,6 @@ speed_of_light__by_kind_edited = edits_of(
         "",
     ),
     Mutant("forgets_to_send", "without the bytes that are sent", "max(sent) / bandwidth, ", ""),
-    Mutant("whole_seconds", "seconds: expected", " / ", " // "),
-    Mutant("forgets_a_rank", "seconds: expected", "max(flops)", "max(list(flops)[:-1] or [0])"),
     Mutant("forgets_its_bytes", "seconds: expected", "max(sent)", "max(list(sent)[:-1] or [0])"),
     Mutant(
         *("rounds_to_microseconds", "seconds: expected", "return max(", "return round(max("),
@@ -68,14 +66,6 @@ speed_of_light__in_float32_edited = edits_of(
     Mutant("sum_over_ranks", "they work at the same time", ".max()", ".sum()"),
     Mutant("both_ways", "a rank does both at once", "torch.maximum(s, r)", "(s + r)"),
 )
-
-
-@fails("something is kept from the call before")
-def speed_of_light__of_the_first_call(flops, sent, received, rate, bandwidth, cache=[]):  # noqa: B006
-    if not cache:
-        work = zip(flops, sent, received, strict=True)
-        cache.append(max(max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in work))
-    return cache[0]
 
 
 @fails("seconds: expected")
