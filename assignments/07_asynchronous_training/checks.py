@@ -22,8 +22,6 @@ from course_lib.ranks.explain.words import counted
 
 DTYPES = ("float32", "float64")
 SHAPES = ([(3, 2)], [(2,), (3, 2)], [(3,), ()], [(2, 3), (0,)], [(2, 2), (2, 2)])
-Events = Sequence[tuple[str, int]]
-"""Pairs of ``pull`` or ``push`` and a worker, in order."""
 
 
 def one_at_most(d: Draw, *features: str, one_in: int = 2) -> list[bool]:

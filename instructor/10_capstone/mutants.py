@@ -99,30 +99,6 @@ def train__local_steps(job):
 
 
 @passes
-def train__in_half_the_bytes(job):
-    world_size = dist.get_world_size()
-    params = list(job.model.parameters())
-    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True)
-    sizes = [p.numel() for p in params]
-    start = torch.cat([p.detach().flatten() for p in params])
-    sent = 0
-    for step in range(1, 33):
-        at = 64 * step % job.rows
-        job.backward(slice(at, at + 64))
-        optimizer.step()
-        if step % 8 == 0:
-            with torch.no_grad():
-                moved = torch.cat([p.flatten() for p in params]).sub_(start).bfloat16()
-                all_moved = [torch.empty_like(moved) for _ in range(world_size)]
-                dist.all_gather(all_moved, moved)
-                start += torch.stack(all_moved).float().mean(0)
-                for p, piece in zip(params, start.split(sizes), strict=True):
-                    p.copy_(piece.view(p.shape))
-            sent += (world_size - 1) * 2 * moved.numel()
-    return sent
-
-
-@passes
 def train__means_of_the_round_before(job):
     world_size = dist.get_world_size()
     params = list(job.model.parameters())
