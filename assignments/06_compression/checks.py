@@ -277,17 +277,17 @@ def draw_turns(d: Draw) -> list[Any]:
 def with_keys(key: Callable[[Any, int, Tensor], Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return a change of inputs: a key becomes ``key(key, step, tensor)``."""
 
-    def changed(rank_input: Any) -> Any:
+    def changed(member: Any) -> Any:
         steps = [
             {
                 "keys": [key(k, i, x) for k, x in zip(*step.values(), strict=True)],
                 "tensors": step["tensors"],
             }
-            for i, step in enumerate(rank_input["steps"])
+            for i, step in enumerate(member["steps"])
         ]
-        return {**rank_input, "steps": steps}
+        return {**member, "steps": steps}
 
-    return lambda inputs: [changed(rank_input) for rank_input in inputs]
+    return lambda inputs: [changed(member) for member in inputs]
 
 
 def left_of_x(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
@@ -389,9 +389,9 @@ def not_at_all(codec: Codec, x: Tensor) -> Tensor:
 
 def two_rounds(case: Case, observed: Observed, trace: Trace) -> None:
     """Expect a rank to send, and to receive, at most two wires of a longest shard per member."""
-    for rank, rank_input in enumerate(shown["own"] for shown in observed.inputs):
-        k, (encode, _) = len(rank_input["members"]), CODECS[rank_input["codec"]]
-        longest = [torch.zeros(-(-x.numel() // k)) for x in rank_input["tensors"].values()]
+    for rank, member in enumerate(shown["own"] for shown in observed.inputs):
+        k, (encode, _) = len(member["members"]), CODECS[member["codec"]]
+        longest = [torch.zeros(-(-x.numel() // k)) for x in member["tensors"].values()]
         limit = sum(2 * k * encode(shard).numel() for shard in longest)
         for verb, size in (("sends", sent), ("receives", received)):
             events = [event for event in operations(trace, rank) if size(event)]

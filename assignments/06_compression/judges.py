@@ -29,13 +29,11 @@ def expect_wire(value: Any, nbytes: int, formula: str, mistakes: Mapping[int, st
 
     """
     if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
-        description = describe(value)
+        text = describe(value)
         if isinstance(value, Tensor):
-            description = (
-                f"a {value.dtype} tensor of shape {list(value.shape)} ({value.nbytes} bytes)"
-            )
+            text = f"a {value.dtype} tensor of shape {list(value.shape)} ({value.nbytes} bytes)"
         raise Wrong(
-            f"rank 0: wire is {description}, expected a vector of {nbytes} bytes (uint8)",
+            f"rank 0: wire is {text}, expected a vector of {nbytes} bytes (uint8)",
             "Return one vector of bytes: x.view(torch.uint8) gives the bytes of a vector, and "
             "torch.cat joins vectors.",
         )
@@ -199,11 +197,11 @@ def fair_means(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) ->
             _expect_means([inputs[r]["x"] for r in members], k, seeds, values[rank], rank)
 
 
-def _places(results: Sequence[Any], rank_input: Any, rank: int) -> Tensor:
+def _places(results: Sequence[Any], member: Any, rank: int) -> Tensor:
     """Return the places of a rank's results, shape (seeds, n), after counting them."""
-    k, name = rank_input["k"], f"rank {rank}: the result"
-    places = torch.stack([expect_tensor(x, rank_input["x"], name).flatten() != 0 for x in results])
-    for seed, count in zip(rank_input["seeds"], places.sum(1).tolist(), strict=True):
+    k, name = member["k"], f"rank {rank}: the result"
+    places = torch.stack([expect_tensor(x, member["x"], name).flatten() != 0 for x in results])
+    for seed, count in zip(member["seeds"], places.sum(1).tolist(), strict=True):
         if count != k:
             raise Wrong(
                 f"rank {rank}: the result for seed {seed} has {counted(count, 'number')} that "

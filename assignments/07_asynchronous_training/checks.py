@@ -283,10 +283,10 @@ def draw_work(d: Draw) -> list[Any]:
         targets = [[factor * d.randn(*shape) for shape in shapes] for factor in factors]
         if overflow and rank == unusual:
             targets[-1][0] = d.not_finite(targets[-1][0])
-        rank_input = {"values": [d.randn(*shape) for shape in shapes], "targets": targets, "lr": lr}
+        member = {"values": [d.randn(*shape) for shape in shapes], "targets": targets, "lr": lr}
         order = [worker for _, worker in pushes]
         options = {"server": server, "order": order, "before": before}
-        inputs.append({**rank_input, **options, "seconds": times.get(rank, 0.0)})
+        inputs.append({**member, **options, "seconds": times.get(rank, 0.0)})
     return inputs
 
 
@@ -377,14 +377,14 @@ WORK_MISTAKES = {
 
 def computed_at_pushes(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
     """Return for each push the time of the gradients up to it: they come before the push."""
-    rank_input = observed.inputs[rank]["own"]
-    return [((n + 1) * rank_input["seconds"], math.inf) for n in range(len(rank_input["targets"]))]
+    member = observed.inputs[rank]["own"]
+    return [((n + 1) * member["seconds"], math.inf) for n in range(len(member["targets"]))]
 
 
 def computed_at_pulls(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
     """Return for each pull the time of the gradients before it: no later one comes before it."""
-    rank_input = observed.inputs[rank]["own"]
-    return [(0.0, n * rank_input["seconds"]) for n in range(len(rank_input["targets"]))]
+    member = observed.inputs[rank]["own"]
+    return [(0.0, n * member["seconds"]) for n in range(len(member["targets"]))]
 
 
 # Task 5: DiLoCo -----------------------------------------------------------------------------------
@@ -419,12 +419,9 @@ def draw_rounds(d: Draw) -> list[Any]:
         if overflow and rank == unusual:
             moves[d.one_of(*range(steps))][0].view(-1)[0] = torch.nan
         gradients = [d.randn(*shape) for shape in shapes] if filled else None
-        rank_input = {
-            "values": start,
-            "moves": moves,
-            "shrinks": [1.0 if r else 0.75 for r in rests],
-        }
-        inputs.append({**rank_input, **options, "gradients": gradients, "members": d.members(rank)})
+        shrinks = [1.0 if at_rest else 0.75 for at_rest in rests]
+        model = {"values": start, "moves": moves, "shrinks": shrinks, "gradients": gradients}
+        inputs.append({**model, **options, "members": d.members(rank)})
     return inputs
 
 
@@ -477,22 +474,20 @@ def run_rounds(diloco: Callable[..., Any], inputs: Any, case: Given) -> Any:
 
 def with_options(change: Callable[[Any], dict[str, float]]) -> Callable[..., Any]:
     """Return the mistake of an outer step that has other options."""
-    return lambda inputs: [{**rank_input, **change(rank_input)} for rank_input in inputs]
+    return lambda inputs: [{**member, **change(member)} for member in inputs]
 
 
 ROUND_MISTAKES = {
     "the plain mean of the weights: take an outer step towards this mean": with_options(
-        lambda rank_input: {"outer_lr": 1.0, "momentum": 0.0}
+        lambda _: {"outer_lr": 1.0, "momentum": 0.0}
     ),
     "a step of m alone (plain momentum), or of Δ + μ m with the m of the round before, or of Δ "
-    "alone: Nesterov's step is Δ + μ m with the new m": with_options(
-        lambda rank_input: {"momentum": 0.0}
-    ),
+    "alone: Nesterov's step is Δ + μ m with the new m": with_options(lambda _: {"momentum": 0.0}),
     "the sum of the changes over the ranks, not their mean": with_options(
-        lambda rank_input: {"outer_lr": rank_input["outer_lr"] * len(rank_input["members"])}
+        lambda member: {"outer_lr": member["outer_lr"] * len(member["members"])}
     ),
     "a step away from the mean: Δ is the weights before the round minus the mean": with_options(
-        lambda rank_input: {"outer_lr": -rank_input["outer_lr"]}
+        lambda member: {"outer_lr": -member["outer_lr"]}
     ),
 }
 

@@ -153,8 +153,8 @@ def run_mixing(start_mixing: Callable[..., Any], inputs: Any, case: Given) -> An
 def with_numbers(change: Callable[[Matrix], Tensor]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return the mistake whose result is the right one for other matrices."""
     return lambda inputs: [
-        {**rank_input, "matrices": [{**m, "numbers": change(m)} for m in rank_input["matrices"]]}
-        for rank_input in inputs
+        {**member, "matrices": [{**m, "numbers": change(m)} for m in member["matrices"]]}
+        for member in inputs
     ]
 
 
@@ -184,10 +184,8 @@ def draw_steps(d: Draw) -> list[Any]:
     """Draw each rank's parameters w, and targets t for some steps: the loss is Σ w² t / 2."""
     steps, graph = d.one_of(1, 2, 2, 3), d.one_of(*GRAPHS)
     d.say(f"{graph}, {counted(steps, 'step')}")
-    other_graphs = [d.one_of(*GRAPHS) for _ in range(steps - 1)]
-    names = other_graphs and d.maybe(
-        "another matrix in each step", other_graphs, [graph] * (steps - 1)
-    )
+    later = [d.one_of(*GRAPHS) for _ in range(steps - 1)]
+    names = later and d.maybe("another matrix in each step", later, [graph] * (steps - 1))
     matrices = drawn_matrices(d, [graph, *names])
     bad_rank = d.rank("rank {} has an inf or a NaN", one_in=2) if all_keep_some(matrices) else -1
     shapes = d.one_of([(3, 2), (4,)], [(4,), (2, 2), ()], [(2, 3), (1,)], [(2, 3), (2, 3)])
@@ -335,9 +333,7 @@ def within_tolerance(case: Case, inputs: Any, expected: Any, values: Sequence[An
     mistakes = {label: [of(spectrum) for spectrum in spectra] for label, of in GAP_MISTAKES.items()}
     if case.after is None:
         mistakes["the gap of the matrix before: keep nothing between calls"] = gaps[:1] * 2
-    lookalikes = [
-        (label, {"gap of matrix {}": wrong_gaps}) for label, wrong_gaps in mistakes.items()
-    ]
+    lookalikes = [(label, {"gap of matrix {}": pair}) for label, pair in mistakes.items()]
     right = {"gap of matrix {}": gaps}
     expect_equal(values[0], right, "rank 0", rtol=0, atol=0, errors=errors, lookalikes=lookalikes)
 
@@ -397,13 +393,13 @@ def fastest(less: int = 0, whole_tensors: bool = False) -> Callable[..., Any]:
     """Return the mistake of taking `less` steps, or of a ring that sends `whole_tensors`."""
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        rank_input, k = inputs[0], len(inputs[0]["matrices"][0]["numbers"])
-        latency, of_tensor = rank_input["latency"], rank_input["nbytes"] / rank_input["bandwidth"]
+        member, k = inputs[0], len(inputs[0]["matrices"][0]["numbers"])
+        latency, of_tensor = member["latency"], member["nbytes"] / member["bandwidth"]
         seconds: dict[int | None, float] = {
             None: 2 * (k - 1) * (latency + of_tensor / (1 if whole_tensors else k))
         }
-        for choice, matrix in enumerate(rank_input["matrices"]):
-            steps, receivers = steps_and_receivers(matrix, rank_input["tolerance"])
+        for choice, matrix in enumerate(member["matrices"]):
+            steps, receivers = steps_and_receivers(matrix, member["tolerance"])
             if steps:
                 seconds[choice] = max(1, steps - less) * (latency + receivers * of_tensor)
         choice = min(seconds, key=lambda choice: seconds[choice])

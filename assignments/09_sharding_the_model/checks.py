@@ -78,14 +78,12 @@ def draw_layer(*shared: str) -> Callable[[Draw], list[Any]]:
 
     def draw(d: Draw) -> list[Any]:
         largest, unit = LARGEST[d.dtype]
-        most_ranks, common_size = max(map(len, d.groups)), d.one_of(*range(2, 8))
+        most_ranks, common = max(map(len, d.groups)), d.one_of(*range(2, 8))
         several = (FEW_EACH,) if most_ranks > 1 else ()
         odd = drawn_oddities(d, NO_BIAS, ONE_ROW, FILLED, ZEROS, OVERFLOW, *several)
         parted = d.one_of(*(range(1, most_ranks) if FEW_EACH in odd else range(5, 10)))
         rows = () if ONE_ROW in odd else d.one_of((2,), (3,), (5,), (2, 2), (1, 3))
-        features_out, features_in = (
-            (parted, common_size) if "dy" in shared else (common_size, parted)
-        )
+        features_out, features_in = (parted, common) if "dy" in shared else (common, parted)
 
         def numbers(*shape: int) -> Tensor:
             return (d.whole(2 * largest + 1, *shape) - largest).double() * unit
@@ -98,11 +96,11 @@ def draw_layer(*shared: str) -> Callable[[Draw], list[Any]]:
             tensors |= {"dy": numbers(*rows, features_out)}
             parts = {name: tensors[name].tensor_split(len(members), -1) for name in shared}
             for me, rank in enumerate(members):
-                rank_input = {**tensors, **{name: part[me].clone() for name, part in parts.items()}}
-                rank_input[shared[0]] *= rank != odd.get(ZEROS)
+                member = {**tensors, **{name: part[me].clone() for name, part in parts.items()}}
+                member[shared[0]] *= rank != odd.get(ZEROS)
                 if rank == odd.get(OVERFLOW):
-                    rank_input[shared[0]] = d.not_finite(rank_input[shared[0]])
-                inputs[rank] = {**linear, **rank_input, "training": d.form.training}
+                    member[shared[0]] = d.not_finite(member[shared[0]])
+                inputs[rank] = {**linear, **member, "training": d.form.training}
                 inputs[rank]["before"] = FILLED in odd
         return inputs
 
@@ -114,9 +112,8 @@ def run_layer(make_layer: Callable[..., Any], inputs: Any, case: Given) -> Any:
     linear = nn.Linear(1, 1, device="meta")
     linear.out_features, linear.in_features = inputs["weight"].shape
     linear.weight = nn.Parameter(inputs["weight"])
-    linear.register_parameter(
-        "bias", None if inputs["bias"] is None else nn.Parameter(inputs["bias"])
-    )
+    bias = inputs["bias"]
+    linear.register_parameter("bias", None if bias is None else nn.Parameter(bias))
     linear.train(inputs["training"])
     looks = looks_of(linear)
     layer = make_layer(linear, group=case.group)
@@ -124,7 +121,7 @@ def run_layer(make_layer: Callable[..., Any], inputs: Any, case: Given) -> Any:
         raise RuntimeError("the function changes linear. It must leave linear as it is")
     if not isinstance(layer, nn.Module):
         raise TypeError(f"your function returns {type(layer).__name__}, expected an nn.Module")
-    full_params = [weakref.ref(param) for param in linear.parameters()]
+    refs = [weakref.ref(param) for param in linear.parameters()]
     del linear
     x = inputs["x"].clone().requires_grad_()
     # x is also used directly, because a model has a residual connection around such layers.
@@ -141,9 +138,7 @@ def run_layer(make_layer: Callable[..., Any], inputs: Any, case: Given) -> Any:
         results |= {"gradient of x": x.grad, "gradient of weight": weight.grad}
         results |= {"gradient of bias": None if bias is None else bias.grad}
     gc.collect()  # a reference cycle that is no longer in use may hold the layer
-    results["the module still holds the whole layer"] = any(
-        ref() is not None for ref in full_params
-    )
+    results["the module still holds the whole layer"] = any(ref() is not None for ref in refs)
     count = sum(param.numel() for param in layer.parameters())
     results["numbers in the module's parameters"] = count
     extra_label = "numbers that the module keeps in memory in addition to its parameters"
@@ -346,15 +341,15 @@ def run_training(sharded_optimizer: Callable[..., Any], inputs: Any, case: Given
 def its_share(case: Case, observed: Observed, trace: Trace) -> None:
     """Expect the optimizer to update and keep at most a K-th of the numbers, rounded up."""
     for rank, (output, shown) in enumerate(zip(observed.outputs, observed.inputs, strict=True)):
-        rank_input = shown["own"]
-        sizes = [weight.numel() for weight in rank_input["weights"]]
-        total = sum(size for i, size in enumerate(sizes) if i not in rank_input["frozen"])
-        largest_share = ceil(total / rank_input["ranks"])
+        member = shown["own"]
+        sizes = [weight.numel() for weight in member["weights"]]
+        total = sum(size for i, size in enumerate(sizes) if i not in member["frozen"])
+        largest_share = ceil(total / member["ranks"])
         limits = {
             "updates {} numbers": (output["value"]["updates"], largest_share),
             "keeps {} numbers of state": (
                 output["value"]["state"],
-                OPTIMIZERS[rank_input["optimizer"]][2] * largest_share,
+                OPTIMIZERS[member["optimizer"]][2] * largest_share,
             ),
         }
         for template, (count, limit) in limits.items():
@@ -363,7 +358,7 @@ def its_share(case: Case, observed: Observed, trace: Trace) -> None:
                     f"rank {rank}'s optimizer {template.format(count)}, expected at most {limit}",
                     f"There are n = {total} numbers to train. A rank may update ⌈n/K⌉ of them, and "
                     "keep state for these only."
-                    + (" A tied parameter counts once." if rank_input["tied"] else ""),
+                    + (" A tied parameter counts once." if member["tied"] else ""),
                 )
 
 
@@ -387,22 +382,16 @@ def with_counts_apart(check: Check) -> Check:
 def summed(inputs: Sequence[Any]) -> Sequence[Any]:
     """Multiply all gradients by the number of ranks, so that their mean is the sum."""
 
-    def times(factor: int, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return [None if gradient is None else factor * gradient for gradient in gradients]
+    def times(factor: int, steps: Sequence[Sequence[Tensor | None]]) -> list[list[Tensor | None]]:
+        return [[None if g is None else factor * g for g in step] for step in steps]
 
     return [
-        {
-            **rank_input,
-            "gradients": [
-                times(rank_input["ranks"], gradients) for gradients in rank_input["gradients"]
-            ],
-        }
-        for rank_input in inputs
+        {**member, "gradients": times(member["ranks"], member["gradients"])} for member in inputs
     ]
 
 
 def forgetful(inputs: Sequence[Any]) -> Sequence[Any]:
-    return [{**rank_input, "forgets": True, "halved": False} for rank_input in inputs]
+    return [{**member, "forgets": True, "halved": False} for member in inputs]
 
 
 # Task 4: a pipeline schedule, executed on ranks ---------------------------------------------------
@@ -432,14 +421,11 @@ def run_pipeline(schedule: Callable[..., Any], inputs: Any, case: Given) -> Any:
     rank, p = dist.get_rank(), dist.get_world_size()
     answer = schedule(p, inputs["bubble"])
     steps, weight = as_steps(answer), nn.Parameter(inputs["weight"].clone())
-    if (
-        steps
-        and len(steps) == p
-        and not any(wrong_steps(rank_steps, len(inputs["x"])) for rank_steps in steps)
-    ):
+    m = len(inputs["x"])
+    if steps and len(steps) == p and not any(wrong_steps(of_rank, m) for of_rank in steps):
         run_stage(steps[rank], weight, inputs["x"], rank, p)
     else:  # its time passes, so that a wrong schedule is not reported as a missing computation
-        for seconds in (FORWARD, BACKWARD) * len(inputs["x"]):
+        for seconds in (FORWARD, BACKWARD) * m:
             compute(seconds)
     return {"schedule": describe(answer) if steps is None else steps, STAGE: weight.grad}
 

@@ -118,13 +118,9 @@ def draw(race: Race, seed: str) -> Draw:
     def rows(number: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
         clusters = torch.randint(count, (number,), generator=generator)
         if rank is not None:
-            from_own_clusters = (
-                torch.rand(number, generator=generator, dtype=torch.float32) < race.skew
-            )
-            rank_clusters = clusters - clusters % race.world_size + rank
-            clusters = torch.where(
-                from_own_clusters & (rank_clusters < count), rank_clusters, clusters
-            )
+            is_skewed = torch.rand(number, generator=generator, dtype=torch.float32) < race.skew
+            of_rank = clusters - clusters % race.world_size + rank
+            clusters = torch.where(is_skewed & (of_rank < count), of_rank, clusters)
         x = centres[clusters] + race.noise * randn(number, race.features)
         return x, clusters % race.classes
 

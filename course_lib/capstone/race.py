@@ -156,10 +156,8 @@ def score_of(trace: Trace, race: Race) -> Score:
         computed.append(sum(e.end - e.start for e in events if e.kind == "compute"))
         sent.append(trace.bytes_sent(rank))
         # In a collective, a rank receives as many bytes as it sends.
-        message_bytes = {
-            kind: sum(e.bytes for e in events if e.kind == kind) for kind in ("send", "recv")
-        }
-        received.append(sent[-1] - message_bytes["send"] + message_bytes["recv"])
+        nbytes = {kind: sum(e.bytes for e in events if e.kind == kind) for kind in ("send", "recv")}
+        received.append(sent[-1] - nbytes["send"] + nbytes["recv"])
     return Score(
         seconds=trace.makespan,
         computed=max(computed),
