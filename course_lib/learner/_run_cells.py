@@ -226,6 +226,7 @@ def _kernel(folder: Path) -> Iterator[_Kernel]:
             v4.new_notebook(),
             manager,
             startup_timeout=START_SECONDS,
+            iopub_timeout=START_SECONDS,  # outputs may come late on a busy machine
             record_timing=False,
             allow_errors=True,
         )

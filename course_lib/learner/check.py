@@ -94,7 +94,7 @@ def plan(rebuilt: NotebookNode, chosen: list[Task]) -> list[Step]:
     for number, cell in enumerate((c for c in rebuilt.cells if c.cell_type == "code"), 1):
         if is_check(cell) and grade_id(cell) in names:
             steps.append(Step(number, cell.source, check=grade_id(cell)))
-        elif is_run(cell):
+        elif is_run(cell) and cell.source.strip():  # `rebuild` empties stubs
             kind = SOLUTIONS if role(cell).get("solution") else OTHERS
             steps.append(Step(number, cell.source, kind))
     return steps
