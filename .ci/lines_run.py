@@ -30,16 +30,16 @@ def main() -> int:
         files = json.loads(path.read_text())["files"]
     packages: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     below = []
-    for name, found in files.items():
-        count, run = found["summary"]["num_statements"], found["summary"]["covered_lines"]
+    for name, coverage in files.items():
+        count, run = coverage["summary"]["num_statements"], coverage["summary"]["covered_lines"]
         total = packages[str(Path(name).parent)]
         total[0] += count
         total[1] += run
         if 100 * run < FLOOR * count and str(Path(name).parent) in HOLDS:
-            below.append(f"{name}: {100 * run // count} %, without {_ranges(found)}")
+            below.append(f"{name}: {100 * run // count} %, without {_ranges(coverage)}")
     print("\n| package | statements | % run |\n|---|---|---|")
     failed = []
-    for package in sorted(packages, key=lambda each: (each not in HOLDS, each)):
+    for package in sorted(packages, key=lambda package: (package not in HOLDS, package)):
         count, run = packages[package]
         print(f"| `{package}` | {count} | {100 * run // max(1, count)} |")
         if package in HOLDS and 100 * run < FLOOR * count:
@@ -50,14 +50,14 @@ def main() -> int:
     return bool(failed)
 
 
-def _ranges(found: dict[str, list[int]]) -> str:
-    lines, told = found["missing_lines"], list[list[int]]()
+def _ranges(coverage: dict[str, list[int]]) -> str:
+    lines, ranges = coverage["missing_lines"], list[list[int]]()
     for line in lines:
-        if told and line == told[-1][1] + 1:
-            told[-1][1] = line
+        if ranges and line == ranges[-1][1] + 1:
+            ranges[-1][1] = line
         else:
-            told.append([line, line])
-    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in told)
+            ranges.append([line, line])
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in ranges)
 
 
 if __name__ == "__main__":

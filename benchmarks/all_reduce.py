@@ -1,11 +1,10 @@
-"""Compare all all-reduces with gloo's, from 1 KB to 256 MB.
+"""Compare our ring all-reduce with gloo's all-reduce, from 1 KB to 256 MB.
 
     python benchmarks/all_reduce.py [--rounds 7] [--write]
 
-All are timed in turn on the same ranks, in an order that is reversed every round. The slowest rank
+Both are timed in turn on the same ranks, in an order that is reversed every round. The slowest rank
 gives the time, and ratios are taken within a round. Messages between ranks of one machine are
-copies that the ranks' own cores make. All-reduces differ more in the number of their messages than
-in their bytes. So the advantage of a ring shows on a network (`predicted_vs_measured`), not here.
+copies that the ranks' own cores make, so the advantage of a ring shows on a network, not here.
 """
 
 from __future__ import annotations
@@ -18,14 +17,7 @@ import torch
 import torch.distributed as dist
 from machine import arguments, publish, sentence
 
-from course_lib.collectives import (
-    central_all_reduce,
-    direct_all_reduce,
-    halving_doubling_all_reduce,
-    one_shot_all_reduce,
-    ring_all_reduce,
-    tree_all_reduce,
-)
+from course_lib.collectives import ring_all_reduce
 from course_lib.ranks import Ranks
 
 SIZES = [1 << 10, 1 << 14, 1 << 17, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28]
@@ -40,12 +32,7 @@ def measure(sizes: list[int], rounds: int) -> dict[int, Times]:
         tensor = torch.zeros(size // 4)
         kinds: dict[str, Callable[[], object]] = {
             "gloo": lambda t=tensor: dist.all_reduce(t),
-            "central": lambda t=tensor: central_all_reduce(t),
-            "tree": lambda t=tensor: tree_all_reduce(t),
-            "direct": lambda t=tensor: direct_all_reduce(t),
-            "one-shot": lambda t=tensor: one_shot_all_reduce(t),
             "ring": lambda t=tensor: ring_all_reduce(t),
-            "halving-doubling": lambda t=tensor: halving_doubling_all_reduce(t),
         }
         repeats = AT_ONCE.get(size, 2)
         for kind in kinds.values():
@@ -106,7 +93,7 @@ def main() -> None:
             measured[world_size] = ranks.run(measure, sizes, options.rounds)[0]
     text = "\n\n".join(
         [
-            "# All-reduces beside gloo's",
+            "# The ring beside gloo's all-reduce",
             f"Time divided by gloo's time: below 1 is faster. float32, medians of {options.rounds} "
             "interleaved rounds. " + sentence("python benchmarks/all_reduce.py"),
             *(table(world_size, results) for world_size, results in measured.items()),

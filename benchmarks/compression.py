@@ -79,9 +79,9 @@ def codecs(rounds: int) -> tuple[list[str], dict[str, list[float]]]:
         encode, decode = (
             statistics.median(
                 a / b
-                for a, b in zip(series[f"{name}: {what} (s)"], series["copy (s)"], strict=True)
+                for a, b in zip(series[f"{name}: {direction} (s)"], series["copy (s)"], strict=True)
             )
-            for what in ("encode", "decode")
+            for direction in ("encode", "decode")
         )
         part = payloads[name].nbytes / x.nbytes
         rows.append(f"| {name} | {part:.2%} | {encode:.2f} | {decode:.2f} |")

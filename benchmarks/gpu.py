@@ -94,8 +94,10 @@ def main() -> int:
             "a GPU, or try the script on this CPU: python benchmarks/gpu.py --emulated"
         )
         return 0
-    here = Path(tempfile.mkdtemp(prefix="gpu_emulated_")) if options.emulated else RESULTS / "gpu"
-    folder: Path = options.out or here
+    default = (
+        Path(tempfile.mkdtemp(prefix="gpu_emulated_")) if options.emulated else RESULTS / "gpu"
+    )
+    folder: Path = options.out or default
     folder.mkdir(parents=True, exist_ok=True)
     chosen = [Outcome(part) for part in PARTS if options.only in (None, part.name)]
     for outcome in chosen:

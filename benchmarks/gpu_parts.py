@@ -164,42 +164,42 @@ def _small_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.randn(8, 64, generator=generator), torch.randint(10, (8,), generator=generator)
 
 
-def milliseconds(there: Place, call: Callable[..., object], *arguments: Any) -> float:
+def milliseconds(place: Place, call: Callable[..., object], *arguments: Any) -> float:
     """Return the median milliseconds of a call on the device, after one call that is not timed."""
     call(*arguments)
-    pairs = [(there.event(), there.event()) for _ in range(there.repeats)]
+    pairs = [(place.event(), place.event()) for _ in range(place.repeats)]
     for start, end in pairs:
         start.record()
         call(*arguments)
         end.record()
-    there.synchronize()
+    place.synchronize()
     return median(max(start.elapsed_time(end), 1e-6) for start, end in pairs)
 
 
 # --- 1: facts ------------------------------------------------------------------------------------
 
 
-def facts(there: Place) -> Iterator[Row]:
+def facts(place: Place) -> Iterator[Row]:
     """Yield the facts that a reader must know about the machine, and the missing programs."""
-    known = {
+    values = {
         "torch": torch.__version__,
         "CUDA of torch": torch.version.cuda,
         "Python": platform.python_version(),
-        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if there.device == "cuda" else None,
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if place.device == "cuda" else None,
         "driver": _driver(),
         "commit": _said(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]),
     }
     for number in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(number)
-        known[f"GPU {number}"] = (
+        values[f"GPU {number}"] = (
             f"{gpu.name}, {gpu.total_memory >> 20} MiB, {gpu.multi_processor_count} processors, "
             f"sm_{gpu.major}{gpu.minor}"
         )
     for package in ("triton", "numpy", "cloudpickle", "pytest", "nbgrader"):
-        known[package] = (
+        values[package] = (
             importlib.metadata.version(package) if _importable(package) else "not there"
         )
-    for fact, value in known.items():
+    for fact, value in values.items():
         yield {"fact": fact, "value": "unknown" if value is None else str(value)}
 
 
@@ -209,10 +209,10 @@ def _driver() -> str | None:
 
 def _said(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 # --- 2: kernels ----------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def loops_by(fused: Any) -> Iterator[None]:
         yield
 
 
-def kernels(there: Place) -> Iterator[Row]:
+def kernels(place: Place) -> Iterator[Row]:
     """Yield per compressor and size: whether values are equal, time, bandwidth vs a copy."""
     from course_lib.compression import OneBit, Uniform8Bit
 
@@ -243,21 +243,21 @@ def kernels(there: Place) -> Iterator[Row]:
         f"8 bits, blocks of {fused.TILE}": Uniform8Bit(block=fused.TILE),
         "1 bit": OneBit(),
     }
-    for mebibytes in there.mebibytes:
+    for mebibytes in place.mebibytes:
         for odd in (0, 1):  # a length that 16 divides, and a length that it does not divide
             n = int(mebibytes * MIB) // 4 + odd
-            x, other = torch.randn(n, device=there.device), torch.empty(n, device=there.device)
-            copy = milliseconds(there, other.copy_, x)
+            x, other = torch.randn(n, device=place.device), torch.empty(n, device=place.device)
+            copy = milliseconds(place, other.copy_, x)
             for name, compressor in compressors.items():
-                for what, call, arguments, moved in _calls(compressor, x):
+                for direction, call, arguments, moved in _calls(compressor, x):
                     with loops_by(fused):
-                        ours = milliseconds(there, call, *arguments)
+                        ours = milliseconds(place, call, *arguments)
                     with loops_by(None):
-                        plain = milliseconds(there, call, *arguments)
+                        plain = milliseconds(place, call, *arguments)
                     yield {
                         "MiB": mebibytes,
                         "length": f"16 m + {odd}",
-                        "what": f"{name}: {what}",
+                        "what": f"{name}: {direction}",
                         "result": "equal" if _same(compressor, x, fused) else "FAILED",
                         "ms": ours,
                         "plain (ms)": plain,
@@ -284,23 +284,23 @@ def _calls(
 
 def _same(compressor: Any, x: Tensor, fused: Any) -> bool:
     """Return whether payload, residual and sum equal plain PyTorch's, bit for bit."""
-    found = []
-    for which in (fused, None):
+    results = []
+    for loops in (fused, None):
         residual, total = x * 0.25, x * 0.5
-        with loops_by(which):
+        with loops_by(loops):
             payload = compressor.encode_with_residual(x, residual)
             compressor.decode_into(payload, total, add=True)
-        found.append((payload.wire, residual, total))
-    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        results.append((payload.wire, residual, total))
+    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 # --- 3: one rank ---------------------------------------------------------------------------------
 
 
 @contextmanager
-def world_of_one(there: Place) -> Iterator[None]:
+def world_of_one(place: Place) -> Iterator[None]:
     """Make this process the only rank, without a network."""
-    dist.init_process_group(there.alone, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(place.alone, store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:
@@ -337,14 +337,14 @@ def _adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def training(there: Place, case: Model, wrap: Wrap, half: bool = False) -> Training:
+def training(place: Place, case: Model, wrap: Wrap, half: bool = False) -> Training:
     """Return a training with the same model and batch each time, wrapped by `wrap`."""
     torch.manual_seed(0)
-    model, optimizer = wrap(case.make().to(there.device))
-    x, y = (each.to(there.device) for each in case.batch(torch.Generator().manual_seed(1)))
+    model, optimizer = wrap(case.make().to(place.device))
+    x, y = (tensor.to(place.device) for tensor in case.batch(torch.Generator().manual_seed(1)))
 
     def autocast() -> AbstractContextManager[Any]:
-        return torch.autocast(there.device, torch.bfloat16, enabled=half)
+        return torch.autocast(place.device, torch.bfloat16, enabled=half)
 
     return Training(model, optimizer, x, y, autocast)
 
@@ -385,17 +385,17 @@ def wraps() -> dict[str, tuple[Wrap, bool]]:
     def compressed(codec: Any) -> Callable[[], Any]:
         return lambda: CompressionState(ErrorFeedback(codec()))
 
-    ours, theirs, bits = DistributedDataParallel, TorchDDP, compression_hook
+    ours, pytorch, bits = DistributedDataParallel, TorchDDP, compression_hook
     return {
         "one process": (alone, False),
-        "DDP, PyTorch's": (replica(theirs), False),
+        "DDP, PyTorch's": (replica(pytorch), False),
         "DDP, ours": (replica(ours), False),
         "ours, all-reduce hook": (replica(ours, all_reduce_hook), False),
         "ours, 8 bits": (replica(ours, bits, compressed(Uniform8Bit)), False),
-        "PyTorch's, 8 bits": (replica(theirs, bits, compressed(Uniform8Bit)), False),
+        "PyTorch's, 8 bits": (replica(pytorch, bits, compressed(Uniform8Bit)), False),
         "ours, 1 bit": (replica(ours, bits, compressed(OneBit)), False),
         "one process, bf16": (alone, True),
-        "PyTorch's, bf16": (replica(theirs), True),
+        "PyTorch's, bf16": (replica(pytorch), True),
         "ours, bf16": (replica(ours), True),
         "ours, ZeRO-1": (zero, False),
         "ours, fully sharded": (sharded, False),
@@ -405,7 +405,7 @@ def wraps() -> dict[str, tuple[Wrap, bool]]:
 STEPS = 4
 
 
-def one_rank(there: Place) -> Iterator[Row]:
+def one_rank(place: Place) -> Iterator[Row]:
     """Yield for each way to train the difference from one process, time, and memory.
 
     Compression may differ from one process, and bf16 may differ from float32. Every other way must
@@ -413,27 +413,30 @@ def one_rank(there: Place) -> Iterator[Row]:
     """
     from course_lib.sharded_optimizer import model_state_bytes
 
-    with world_of_one(there):
-        for model, case in there.models.items():
+    with world_of_one(place):
+        for model, case in place.models.items():
             right: dict[bool, list[Tensor]] = {}
             for name, (wrap, half) in wraps().items():
                 row: Row = {"model": model, "what": name}
                 try:
-                    there.reset_peak()
-                    run = training(there, case, wrap, half)
+                    place.reset_peak()
+                    run = training(place, case, wrap, half)
                     for _ in range(STEPS):
                         run.step()
-                    there.synchronize()
-                    peak = there.peak()
-                    weights = [param.detach().flatten().clone() for param in run.model.parameters()]
+                    place.synchronize()
+                    peak = place.peak()
+                    # A sharded module's own parameters are pieces.
+                    full = getattr(run.model, "full_state_dict", None)
+                    values = full().values() if full else run.model.parameters()
+                    weights = [value.detach().flatten().clone() for value in values]
                     vector = [torch.cat(weights)]
                     apart = float((right.setdefault(half, vector)[0] - vector[0]).abs().max())
                     exact = "bit" not in name or "bf16" in name
-                    numbers = sum(each.numel() for each in weights)
+                    numbers = sum(tensor.numel() for tensor in weights)
                     row |= {
                         "result": "FAILED" if exact and apart > 1e-3 else "right",
                         "apart from one process": apart,
-                        "ms per step": milliseconds(there, run.step),
+                        "ms per step": milliseconds(place, run.step),
                         "peak (MiB)": "-" if peak is None else peak / MIB,
                         "states by formula (MiB)": model_state_bytes(numbers, 1, 0, 4, 4, 8) / MIB,
                     }
@@ -448,21 +451,21 @@ def one_rank(there: Place) -> Iterator[Row]:
 TESTS = ("tests/gpu", "tests/course_lib/compression/test_triton_kernels.py")
 
 
-def tests(there: Place) -> Iterator[Row]:
+def tests(place: Place) -> Iterator[Row]:
     """Run the tests for GPUs; yield each failed test, and at the end the number of tests.
 
     Only these files run, and no conftest.py is read, because others need packages that may be
     missing on this machine.
     """
-    missing = [name for name in ("pytest", "cloudpickle") if not _importable(name)]
-    if missing:
-        raise NotThere(f"{' and '.join(missing)} must be installed for the tests")
+    absent = [name for name in ("pytest", "cloudpickle") if not _importable(name)]
+    if absent:
+        raise NotThere(f"{' and '.join(absent)} must be installed for the tests")
     files = [name for name in TESTS if "triton" not in name or _importable("triton")]
     command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider"]
-    command += ["--noconftest", "-c", os.devnull, "--rootdir", str(ROOT), *there.tests, *files]
+    command += ["--noconftest", "-c", os.devnull, "--rootdir", str(ROOT), *place.tests, *files]
     with tempfile.TemporaryFile("w+") as output:
         try:
-            limit = there.seconds - 10
+            limit = place.seconds - 10
             status = subprocess.run(command, cwd=ROOT, stdout=output, timeout=limit).returncode
             ended = f"pytest's exit status {status}"
         except subprocess.TimeoutExpired:
@@ -491,18 +494,18 @@ def _importable(name: str) -> bool:
 # --- 5: overlap ----------------------------------------------------------------------------------
 
 
-def overlap(there: Place) -> Iterator[Row]:
+def overlap(place: Place) -> Iterator[Row]:
     """Yield how much of the copies that simulate communication backward hides.
 
     With only one rank, no message is sent. So a hook copies each bucket instead, on the stream that
     DDP uses for communication, for about as long as backward takes.
     """
-    with world_of_one(there):
-        for model, case in there.models.items():
-            yield {"model": model} | _overlap(there, case)
+    with world_of_one(place):
+        for model, case in place.models.items():
+            yield {"model": model} | _overlap(place, case)
 
 
-def _overlap(there: Place, case: Model) -> Row:
+def _overlap(place: Place, case: Model) -> Row:
     from course_lib.ddp import DistributedDataParallel, GradBucket
 
     times = 1  # how often one call copies each bucket; many calls would keep the host busy
@@ -524,31 +527,31 @@ def _overlap(there: Place, case: Model) -> Row:
         wrapped.register_comm_hook(None, copies)
         return wrapped, _adam(wrapped)
 
-    run = training(there, case, wrap)
-    aside, now = there.stream(), there.current_stream()
+    run = training(place, case, wrap)
+    aside, now = place.stream(), place.current_stream()
 
     def only_copies() -> None:
         aside.wait_stream(now)
-        with there.using(aside):
+        with place.using(aside):
             for gradients in pieces.values():
                 copy(gradients)
         now.wait_stream(aside)
 
     for _ in range(5):  # the first runs take longer, and fill `pieces`
         run.backward()
-    once = milliseconds(there, only_copies)
+    once = milliseconds(place, only_copies)
     times = 0
-    backward = milliseconds(there, run.backward)
+    backward = milliseconds(place, run.backward)
     times = min(100, max(1, round(backward / once)))
-    alone = milliseconds(there, only_copies)
-    both = milliseconds(there, run.backward)
+    alone = milliseconds(place, only_copies)
+    together = milliseconds(place, run.backward)
     return {
         "forward and backward (ms)": backward,
         "copies (ms)": alone,
         "one after the other (ms)": backward + alone,
-        "measured together (ms)": both,
+        "measured together (ms)": together,
         "at best (ms)": max(backward, alone),
-        "hidden, of what can be": (backward + alone - both) / min(backward, alone),
+        "hidden, of what can be": (backward + alone - together) / min(backward, alone),
     }
 
 
@@ -557,46 +560,48 @@ def _overlap(there: Place, case: Model) -> Row:
 
 def _rank(number: int, folder: str, there_is: bool, seconds: float, rows: str) -> None:
     """Run one of two ranks; rank 0 writes the rows of the function named `rows`."""
-    there = place(there_is, seconds)
+    rank_place = place(there_is, seconds)
     store = dist.FileStore(f"{folder}/store", 2)
     wait = timedelta(seconds=seconds)
-    dist.init_process_group(there.together, store=store, rank=number, world_size=2, timeout=wait)
-    found = (Path(folder) / "rows").open("w") if number == 0 else None
-    for row in globals()[rows](there):
-        if found:
-            found.write(json.dumps(row) + "\n")
-            found.flush()
+    dist.init_process_group(
+        rank_place.together, store=store, rank=number, world_size=2, timeout=wait
+    )
+    file = (Path(folder) / "rows").open("w") if number == 0 else None
+    for row in globals()[rows](rank_place):
+        if file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def on_two_ranks(there: Place, rows: str) -> Iterator[Row]:
+def on_two_ranks(place: Place, rows: str) -> Iterator[Row]:
     """Run the function named `rows` on two ranks that share the device; yield rank 0's rows."""
     with tempfile.TemporaryDirectory(prefix="two_ranks_") as folder:
-        arguments = (folder, there.on == "cpu", max(5.0, there.seconds - 10), rows)
+        arguments = (folder, place.on == "cpu", max(5.0, place.seconds - 10), rows)
         ranks = torch.multiprocessing.spawn(_rank, arguments, nprocs=2, join=False)
-        path, seen, ended = Path(folder) / "rows", 0, False
+        path, sent, ended = Path(folder) / "rows", 0, False
         while not ended:
             ended = ranks.join(timeout=0.5)  # raises a rank's exception
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            whole = [line for line in lines if line.endswith("\n")]
-            yield from map(json.loads, whole[seen:])
-            seen = len(whole)
+            complete = [line for line in lines if line.endswith("\n")]
+            yield from map(json.loads, complete[sent:])
+            sent = len(complete)
 
 
-def predicted(there: Place) -> Iterator[Row]:
+def predicted(place: Place) -> Iterator[Row]:
     """Yield times of all-reduces by hand, measured, and predicted from the first and last size."""
-    yield from on_two_ranks(there, "_predicted")
+    yield from on_two_ranks(place, "_predicted")
 
 
-def _predicted(there: Place) -> Iterator[Row]:
+def _predicted(place: Place) -> Iterator[Row]:
     from course_lib.cost_model import Link, ring_all_reduce_time
 
     measured: dict[int, float] = {}
     sizes = [(64 << 10) << power for power in range(0, 9, 2)]
     for size in sizes:
-        x = torch.zeros(size // 4, device=there.device)
-        seconds = torch.tensor([milliseconds(there, dist.all_reduce, x) / 1e3])
+        x = torch.zeros(size // 4, device=place.device)
+        seconds = torch.tensor([milliseconds(place, dist.all_reduce, x) / 1e3])
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         measured[size] = float(seconds)
         yield {"bytes": size, "measured (ms)": 1e3 * measured[size]}
@@ -618,15 +623,15 @@ def _predicted(there: Place) -> Iterator[Row]:
 # --- 8: grading ----------------------------------------------------------------------------------
 
 
-def grading(there: Place) -> Iterator[Row]:
+def grading(place: Place) -> Iterator[Row]:
     """Grade the submissions of `autograder demo`, and the right ones on real ranks, too."""
     if not _importable("nbgrader"):
         raise NotThere("nbgrader is not installed, and grading needs it")
-    command = [sys.executable, "-m", "autograder", "demo", "--on", there.on]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    print(done.stdout, done.stderr, flush=True)
+    command = [sys.executable, "-m", "autograder", "demo", "--on", place.on]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    print(process.stdout, process.stderr, flush=True)
     yield {
-        "command": f"autograder demo --on {there.on}",
-        "result": "right" if done.returncode == 0 else "FAILED",
-        "output": "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:]),
+        "command": f"autograder demo --on {place.on}",
+        "result": "right" if process.returncode == 0 else "FAILED",
+        "output": "\n".join((process.stdout + process.stderr).strip().splitlines()[-12:]),
     }

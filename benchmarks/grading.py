@@ -42,24 +42,26 @@ WRONG = ("sum", "gathers_on_one_rank")
 def run(root: Path, *command: str) -> float:
     """Run a command in a course folder; return its seconds."""
     start = time.monotonic()
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    process = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(
+            f"{' '.join(command)}:\n{process.stdout[-2000:]}{process.stderr[-2000:]}"
+        )
     return time.monotonic() - start
 
 
-def nbgrader(root: Path, *words: str) -> float:
+def nbgrader(root: Path, *arguments: str) -> float:
     """Run nbgrader's own program."""
-    return run(root, str(Path(sysconfig.get_path("scripts"), "nbgrader")), *words)
+    return run(root, str(Path(sysconfig.get_path("scripts"), "nbgrader")), *arguments)
 
 
 def solutions(released: Path, count: int) -> list[Any]:
     """Return the submissions: right ones, and every third with a wrong mean of gradients."""
     mutants = {m.mistake: m for m in mutants_of(load_module(SOURCE / "mutants.py"))}
     untouched, solved = (nbformat.read(path / FILE, as_version=4) for path in (released, SOURCE))
-    wrong = [mutants[name] for name in WRONG if name in mutants]
+    mistakes = [mutants[name] for name in WRONG if name in mutants]
     return [
-        replace_tasks(untouched, solved, [wrong[n // 3 % len(wrong)]] if n % 3 == 2 else [])
+        replace_tasks(untouched, solved, [mistakes[n // 3 % len(mistakes)]] if n % 3 == 2 else [])
         for n in range(count)
     ]
 
@@ -72,8 +74,8 @@ def make_course(root: Path, stock: bool, count: int) -> None:
         shutil.copytree(folder, to, ignore=shutil.ignore_patterns("__pycache__"))
     config = (ROOT / "nbgrader_config.py").read_text()
     if stock:
-        before, found, _ = config.partition("# Before a submission is copied")
-        if not found:
+        before, mark, _ = config.partition("# Before a submission is copied")
+        if not mark:
             raise RuntimeError("nbgrader_config.py has changed: find where its passes begin")
         config = f"{before}c.Execute.timeout = 3600\n"
         shutil.copy(Path(__file__).parent / "spawned_checks.py", source)
@@ -111,11 +113,11 @@ def booking(root: Path) -> list[float]:
     """Return the seconds that booking takes for each submission of a graded class."""
     config = load_config(root)
     folders = Folders.of(config.CourseDirectory)
-    found = standings(config, ASSIGNMENT, Settings.of(config))
+    submissions = standings(config, ASSIGNMENT, Settings.of(config))
     ticks = [time.monotonic()]
-    for student, why in book(folders, config, ASSIGNMENT, found):
-        if why:
-            raise RuntimeError(f"{student}: {why}")
+    for student, problem in book(folders, config, ASSIGNMENT, submissions):
+        if problem:
+            raise RuntimeError(f"{student}: {problem}")
         ticks.append(time.monotonic())
     return [end - start for start, end in itertools.pairwise(ticks)]
 
@@ -124,16 +126,16 @@ def report(
     ours: list[float], stock: list[float], booked: list[float], options: argparse.Namespace
 ) -> None:
     """Print the table and the series; with ``--write``, also write them."""
-    ratios = [theirs / mine for theirs, mine in zip(stock, ours, strict=True)]
-    mine, theirs = statistics.median(ours), statistics.median(stock)
+    ratios = [stock_seconds / seconds for stock_seconds, seconds in zip(stock, ours, strict=True)]
+    seconds, stock_seconds = statistics.median(ours), statistics.median(stock)
     markdown = f"""# Grading a class, beside stock nbgrader
 
 {sentence("python benchmarks/grading.py --write")}
 
 | | submissions per minute | seconds each |
 |---|---|---|
-| `autograder grade`, one per core, booking included | {60 / mine:.1f} | {mine:.2f} |
-| stock nbgrader, `mp.spawn` in each test cell | {60 / theirs:.2f} | {theirs:.1f} |
+| `autograder grade`, one per core, booking included | {60 / seconds:.1f} | {seconds:.2f} |
+| stock nbgrader, `mp.spawn` in each test cell | {60 / stock_seconds:.2f} | {stock_seconds:.1f} |
 
 Ratio: **{statistics.median(ratios):.1f}** (target at least {TARGET:g}). The class had
 {options.class_size} submissions; stock nbgrader graded {options.stock_size} of them in a round.

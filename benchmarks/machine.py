@@ -31,11 +31,11 @@ def facts() -> dict[str, Any]:
 
 def sentence(made_by: str) -> str:
     """Return the facts as a line under a title."""
-    here = facts()
-    gpus = ", ".join(here["gpus"]) or "no GPU"
+    machine = facts()
+    gpus = ", ".join(machine["gpus"]) or "no GPU"
     return (
-        f"{here['cores']} cores ({here['processor']}), {gpus}, torch {here['torch']}, "
-        f"Python {here['python']}. Made by `{made_by}`."
+        f"{machine['cores']} cores ({machine['processor']}), {gpus}, torch {machine['torch']}, "
+        f"Python {machine['python']}. Made by `{made_by}`."
     )
 
 
@@ -63,14 +63,16 @@ def publish(name: str, markdown: str, series: Mapping[str, Sequence[float]], wri
     if write:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.md").write_text(markdown.rstrip() + "\n")
-        summaries = {each: summary(values) for each, values in series.items()}
+        summaries = {name: summary(values) for name, values in series.items()}
         (RESULTS / f"{name}.json").write_text(one_line_each(facts(), summaries))
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
     """Return a series' rounds, median, lowest and highest value, in four digits."""
     digits = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {"rounds": len(values)} | {what: float(f"{x:.4g}") for what, x in digits.items()}
+    return {"rounds": len(values)} | {
+        statistic: float(f"{x:.4g}") for statistic, x in digits.items()
+    }
 
 
 def one_line_each(machine: Mapping[str, Any], summaries: Mapping[str, Mapping[str, float]]) -> str:
@@ -79,7 +81,7 @@ def one_line_each(machine: Mapping[str, Any], summaries: Mapping[str, Mapping[st
     def line(name: str, value: Mapping[str, Any]) -> str:
         return f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
 
-    lines = ",\n  ".join(line(name, each) for name, each in summaries.items())
+    lines = ",\n  ".join(line(name, numbers) for name, numbers in summaries.items())
     return f'{{\n {line("machine", machine)},\n "series": {{\n  {lines}\n }}\n}}\n'
 
 

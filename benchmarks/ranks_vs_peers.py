@@ -1,11 +1,10 @@
-"""Compare ranks with other ways to run functions on K processes: start, restart, call, memory.
+"""Compare ranks with ipyparallel, if it is installed: start, restart, call, memory.
 
     python benchmarks/ranks_vs_peers.py [--rounds 3]
 
-The peers are a pool of spawned processes, as ``torch.multiprocessing`` makes them, and ipyparallel
-if it is installed. Everything is measured in one run, in turn, so that the ratios are meaningful
-even on a busy machine. Memory is the PSS (shared pages counted in part) of the whole idle tree of
-processes, if the system reports it.
+Both are measured in one run, in turn, so that the ratios are meaningful even on a busy machine.
+Memory is the PSS (shared pages counted in part) of the whole idle tree of processes, if the system
+reports it.
 """
 
 from __future__ import annotations
@@ -22,12 +21,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 from machine import arguments, publish, sentence
@@ -35,7 +31,7 @@ from machine import arguments, publish, sentence
 from autograder.sandbox.memory import descendants
 
 _REST = 5.0
-"""Seconds between the first step and the others; ours still loads modules during the first."""
+"""Seconds between the start and the calls; ours still loads modules after the start."""
 
 
 def nothing() -> int:
@@ -48,16 +44,6 @@ def sum_of_ranks() -> float:
     total = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(total)
     return total.item()
-
-
-def ddp_step() -> float:
-    """Return the seconds of one DDP step, model included."""
-    start = time.monotonic()
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(torch.ones(8, 64)).sum().backward()
-    optimizer.step()
-    return time.monotonic() - start
 
 
 class Pool(Protocol):
@@ -96,51 +82,6 @@ class Ours:
         self._ranks.close()
 
 
-def _serve(pipe: Connection, rank: int, world_size: int, store: str) -> None:
-    """Run calls on a rank of the spawned pool."""
-    _join(store, rank, world_size)
-    with suppress(EOFError):
-        while True:
-            pipe.send(cloudpickle.loads(pipe.recv_bytes())())
-
-
-class Spawned:
-    """One spawned process per rank, a pipe to each, functions sent by cloudpickle."""
-
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
-        self._start()
-
-    def _start(self) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        context = get_context("spawn")
-        self._pipes, self._processes = [], []
-        for rank in range(self._world_size):
-            ours, theirs = context.Pipe()
-            arguments = (theirs, rank, self._world_size, f"{self._folder.name}/store")
-            process = context.Process(target=_serve, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    def run(self, fn: Callable[[], Any]) -> list[Any]:
-        call = cloudpickle.dumps(fn)
-        for pipe in self._pipes:
-            pipe.send_bytes(call)
-        return [pipe.recv() for pipe in self._pipes]
-
-    def kill_one(self) -> None:
-        self.close()
-        self._start()
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join()
-        self._folder.cleanup()
-
-
 class IPyParallel:
     """ipyparallel's local cluster."""
 
@@ -161,8 +102,8 @@ class IPyParallel:
             client[engine].apply_async(_join, store, rank, self._world_size)
             for rank, engine in enumerate(client.ids)
         ]
-        for each in joined:
-            each.get()
+        for reply in joined:
+            reply.get()
 
     def run(self, fn: Callable[[], Any]) -> list[Any]:
         return list(self._view.apply_sync(fn))
@@ -205,19 +146,14 @@ def measure(kind: str, world_size: int) -> dict[str, float]:
     """Return the times and memory of one pool, measured in this process, which must be fresh."""
     cold: list[float] = []
     with timer(cold):
-        pool: Pool = {"ours": Ours, "spawn": Spawned, "ipyparallel": IPyParallel}[kind](world_size)
+        pool: Pool = {"ours": Ours, "ipyparallel": IPyParallel}[kind](world_size)
         expected = [sum(range(world_size))] * world_size
         assert pool.run(sum_of_ranks) == expected
-    first_step = max(pool.run(ddp_step))
     time.sleep(_REST)
-    warm_step = statistics.median(max(pool.run(ddp_step)) for _ in range(5))
     calls: list[float] = []
-    reductions: list[float] = []
     for _ in range(50):
         with timer(calls):
             pool.run(nothing)
-        with timer(reductions):
-            pool.run(sum_of_ranks)
     restart: list[float] = []
     for _ in range(3 if kind == "ours" else 1):
         with timer(restart):
@@ -229,9 +165,6 @@ def measure(kind: str, world_size: int) -> dict[str, float]:
         "cold start (s)": cold[0],
         "restart (s)": statistics.median(restart),
         "empty call (ms)": 1e3 * statistics.median(calls),
-        "call with all_reduce (ms)": 1e3 * statistics.median(reductions),
-        "first DDP step (s)": first_step,
-        "warm DDP step (s)": warm_step,
         "memory, PSS (MiB)": idle,
     }
 
@@ -248,10 +181,11 @@ def compare(kinds: list[str], world_size: int, rounds: int) -> Rounds:
             print(f"K = {world_size}, round {number + 1} of {rounds}: {kind} …", file=sys.stderr)
             command = [sys.executable, __file__, "--measure", kind]
             command += ["--world-sizes", str(world_size)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            results[kind].append(json.loads(done.stdout.splitlines()[-1]))
+            process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            results[kind].append(json.loads(process.stdout.splitlines()[-1]))
     return {
-        kind: {what: [r[what] for r in each] for what in each[0]} for kind, each in results.items()
+        kind: {measurement: [run[measurement] for run in runs] for measurement in runs[0]}
+        for kind, runs in results.items()
     }
 
 
@@ -261,10 +195,10 @@ def table(world_size: int, measured: Rounds) -> str:
         f"| K = {world_size} | " + " | ".join(measured) + " |",
         "|---" * (len(measured) + 1) + "|",
     ]
-    for what in measured["ours"]:
-        values = [statistics.median(each[what]) for each in measured.values()]
+    for measurement in measured["ours"]:
+        values = [statistics.median(numbers[measurement]) for numbers in measured.values()]
         cells = [f"{value:.3g} ({value / (values[0] or 1):.2g}×)" for value in values]
-        lines.append(f"| {what} | " + " | ".join(cells) + " |")
+        lines.append(f"| {measurement} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -277,7 +211,7 @@ def main() -> None:
     if options.measure:
         print(json.dumps(measure(options.measure, options.world_sizes[0])))
         return
-    kinds = ["ours", "spawn"]
+    kinds = ["ours"]
     kinds += ["ipyparallel"] if importlib.util.find_spec("ipyparallel") else []
     title = (
         "# Ranks beside their peers\n\n"
@@ -285,12 +219,12 @@ def main() -> None:
         + sentence("python benchmarks/ranks_vs_peers.py")
     )
     measured = {size: compare(kinds, size, options.rounds) for size in options.world_sizes}
-    text = "\n\n".join([title, *(table(size, each) for size, each in measured.items())])
+    text = "\n\n".join([title, *(table(size, rounds) for size, rounds in measured.items())])
     series = {
-        f"K = {size}, {kind}, {what}": numbers
+        f"K = {size}, {kind}, {measurement}": numbers
         for size, kinds_of in measured.items()
-        for kind, each in kinds_of.items()
-        for what, numbers in each.items()
+        for kind, rounds in kinds_of.items()
+        for measurement, numbers in rounds.items()
     }
     publish("ranks_vs_peers", text, series, options.write)
 

@@ -17,7 +17,7 @@ import torch
 from machine import publish, sentence
 from models import MODELS
 from steps import STEPS, Series, Variant, every_case, options_of, take_turns
-from torch import Tensor, nn
+from torch import nn
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.fully_sharded import FullyShardedDataParallel
@@ -27,18 +27,8 @@ TorchDDP = nn.parallel.DistributedDataParallel
 ZERO, FSDP = "torch ZeroRedundancyOptimizer", "torch FSDP2"
 ADAMW = {"lr": 1e-4, "fused": True}
 SETS = 2
-PEERS = {"ours, ZeRO-1": ZERO, "ours, ZeRO-1 after DDP": ZERO, "ours, ZeRO-2": ZERO,
+PEERS = {"ours, ZeRO-1": ZERO, "ours, ZeRO-1 after DDP": ZERO,
          "ours, fully sharded": FSDP}  # fmt: skip
-
-
-def weights_of(wrapped: nn.Module) -> Tensor:
-    """Return all weights as one vector. All ranks must call."""
-    if isinstance(wrapped, FullyShardedDataParallel):
-        whole = wrapped.full_state_dict()
-        names = [name for name, _ in wrapped.module.named_parameters()]
-        return torch.cat([whole[name].flatten() for name in names])
-    values = [param.detach() for param in wrapped.parameters()]
-    return torch.cat([_full(value).flatten() for value in values])
 
 
 def state_elements(optimizer: Any) -> int:
@@ -49,11 +39,7 @@ def state_elements(optimizer: Any) -> int:
     return sum(value.numel() for value in values if value.dim() > 0)
 
 
-def _full(value: Any) -> Tensor:
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-def _local(value: Any) -> Tensor:
+def _local(value: Any) -> torch.Tensor:
     return value.to_local() if hasattr(value, "to_local") else value
 
 
@@ -73,19 +59,18 @@ def make_variants(make: Callable[[], nn.Module]) -> dict[str, Variant]:
         cls = torch.optim.AdamW
         return Variant(wrapped, ShardedOptimizer(wrapped.parameters(), cls, **options, **ADAMW))
 
-    theirs = TorchDDP(model(), gradient_as_bucket_view=True)
-    zero = ZeroRedundancyOptimizer(theirs.parameters(), torch.optim.AdamW, **ADAMW)
+    torch_ddp = TorchDDP(model(), gradient_as_bucket_view=True)
+    zero = ZeroRedundancyOptimizer(torch_ddp.parameters(), torch.optim.AdamW, **ADAMW)
     sharded = model()
     kind = unit_of(sharded)
     for layer in (module for module in sharded.modules() if isinstance(module, kind)):
         fully_shard(layer)
     return {
         "torch DDP": with_adamw(TorchDDP(model(), gradient_as_bucket_view=True)),
-        ZERO: Variant(theirs, zero),
+        ZERO: Variant(torch_ddp, zero),
         "ours, DDP": with_adamw(DistributedDataParallel(model())),
         "ours, ZeRO-1": ours(model(), gradients="local"),
         "ours, ZeRO-1 after DDP": ours(DistributedDataParallel(model())),
-        "ours, ZeRO-2": ours(model(), gradients="sharded"),
         FSDP: with_adamw(fully_shard(sharded)),
         "ours, fully sharded": with_adamw(FullyShardedDataParallel(model(), unit_types=(kind,))),
     }
@@ -94,7 +79,7 @@ def make_variants(make: Callable[[], nn.Module]) -> dict[str, Variant]:
 def unit_of(model: nn.Module) -> type[nn.Module]:
     """Return the kind of module that both shard as a unit; other parameters belong to the whole."""
     layer = nn.TransformerEncoderLayer
-    return layer if any(isinstance(each, layer) for each in model.modules()) else nn.Linear
+    return layer if any(isinstance(module, layer) for module in model.modules()) else nn.Linear
 
 
 def time_guard(variant: Variant) -> Callable[[int], float]:
@@ -118,16 +103,13 @@ def time_guard(variant: Variant) -> Callable[[int], float]:
 
 
 def measure(name: str, rounds: int) -> Any:
-    """Return, on a rank, per variant: seconds, difference from DDP, state, seconds of the guard."""
+    """Return, on a rank, per variant: seconds, state, seconds of the guard."""
     variants = make_variants(MODELS[name].make)
-    guards = {variant: time_guard(each) for variant, each in variants.items()}
+    guards = {variant: time_guard(pair) for variant, pair in variants.items()}
     times = take_turns(variants, name, rounds)
     looked = {v: seconds((rounds + 2) * STEPS) for v, seconds in guards.items()}
-    weights = {variant: weights_of(each.wrapped) for variant, each in variants.items()}
-    reference = weights["torch DDP"]
-    differences = {v: float((w - reference).abs().max()) for v, w in weights.items()}
     states = {v: state_elements(e.optimizer) for v, e in variants.items()}
-    return times, differences, states, looked
+    return times, states, looked
 
 
 def main() -> None:
@@ -136,18 +118,17 @@ def main() -> None:
     tables, series = [], {}
     for name, times, results in every_case(measure, SETS, options):
         tables.append(table(name, times, results))
-        series |= {f"{name}, {variant} (s)": each for variant, each in times.items()}
+        series |= {f"{name}, {variant} (s)": seconds for variant, seconds in times.items()}
     text = "\n\n".join(
         [
             "# Sharded states and weights beside PyTorch's",
             f"Over gloo, fused AdamW, medians of {SETS} × {options.rounds} interleaved rounds of "
             f"{STEPS} steps ({SETS} sets of ranks, one after the other). Ratio, with its "
-            "quartiles: our time divided by PyTorch's; below 1 is faster. ZeRO-1 and 2 are "
+            "quartiles: our time divided by PyTorch's; below 1 is faster. ZeRO-1 is "
             "compared with its ZeroRedundancyOptimizer, fully sharded with FSDP2. State: optimizer "
-            "state on the rank with most, divided by the mean over the ranks. Weights: the largest "
-            "difference of a weight to torch DDP's after all steps. Guard: our step divided by the "
-            "same without the seconds of the slowest rank's guard (see `course_lib.guard`).\n"
-            + sentence("python benchmarks/sharding.py"),
+            "state on the rank with most, divided by the mean over the ranks. Guard: our step "
+            "divided by the same without the seconds of the slowest rank's guard (see "
+            "`course_lib.guard`).\n" + sentence("python benchmarks/sharding.py"),
             *tables,
         ]
     )
@@ -156,18 +137,19 @@ def main() -> None:
 
 def table(name: str, times: Series, results: list[Any]) -> str:
     """Return one model's ratios as Markdown."""
-    head = f"| {name} | ms | ratio | quartiles | state | weights | guard |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
+    head = f"| {name} | ms | ratio | quartiles | state | guard |"
+    lines = [head, "|---|---|---|---|---|---|"]
     for variant, seconds in times.items():
-        held = [states[variant] for _, states, _ in results]
+        held = [states[variant] for states, _ in results]
         cells = [variant, f"{1e3 * statistics.median(seconds):.0f}", "", ""]
         if variant in PEERS:
             low, middle, high = statistics.quantiles(ratios(times, variant), n=4)
             cells[2:] = [f"{middle:.2f}", f"{low:.2f} – {high:.2f}"]
         cells.append(f"{max(held) / statistics.mean(held):.3f}")
-        difference = max(each[variant] for each, _, _ in results)
-        cells.append("" if variant == "torch DDP" else f"{difference:.0e}".replace("0e+00", "0"))
-        middle, guard = statistics.median(seconds), max(each[variant] for _, _, each in results)
+        middle, guard = (
+            statistics.median(seconds),
+            max(seconds_of[variant] for _, seconds_of in results),
+        )
         cells.append(f"{middle / (middle - guard):.4f}" if guard else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

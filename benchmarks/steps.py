@@ -88,4 +88,4 @@ def every_case(
                     results = ranks.run(measure, model, options.rounds)
                 for variant, seconds in results[0][0].items():
                     times.setdefault(variant, []).extend(seconds)
-            yield f"{model}, K = {world_size}", times, [each[1:] for each in results]
+            yield f"{model}, K = {world_size}", times, [result[1:] for result in results]

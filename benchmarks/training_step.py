@@ -52,7 +52,7 @@ def measure(name: str, rounds: int) -> Any:
     """Return, on a rank, per variant: seconds, and difference from PyTorch's."""
     variants = make_variants(MODELS[name].make)
     times = take_turns(variants, name, rounds)
-    weights = {variant: flat(each.wrapped) for variant, each in variants.items()}
+    weights = {variant: flat(pair.wrapped) for variant, pair in variants.items()}
     reference = weights[TORCH]
     apart = {v: float((w - reference).abs().max()) for v, w in weights.items() if v != ALONE}
     return times, apart
@@ -68,7 +68,10 @@ def main() -> None:
     options = options_of(__doc__)
     tables, series = [], {}
     for name, times, results in every_case(measure, SETS, options):
-        apart = {variant: max(each[variant] for (each,) in results) for variant in results[0][0]}
+        apart = {
+            variant: max(differences[variant] for (differences,) in results)
+            for variant in results[0][0]
+        }
         tables.append(table(name, times, apart))
         series |= {f"{name}, {variant} (s)": seconds for variant, seconds in times.items()}
     text = "\n\n".join(

@@ -185,14 +185,9 @@ def best_all_reduce_time(
 # --- rates ----------------------------------------------------------------------------------------
 
 
-def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
-    """Return n/t in bytes per second: how fast the tensor was reduced."""
-    return nbytes / seconds
-
-
 def bus_bandwidth(nbytes: float, seconds: float, world_size: int) -> float:
     """Return 2(K-1)/K n/t: the bytes per second through each rank's link in an all-reduce.
 
-    Unlike the algorithm bandwidth, it can be compared with the bandwidth of the hardware for any K.
+    Unlike n/t, the algorithm bandwidth, it can be compared with that of the hardware for any K.
     """
     return 2 * (world_size - 1) / world_size * nbytes / seconds

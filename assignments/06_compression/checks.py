@@ -52,12 +52,11 @@ def draw_shape(d: Draw, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 # Task 1: a byte for each number -------------------------------------------------------------------
 
 
-def run_quantize(quantize: Callable[..., Any], own: Any, given: Given) -> Any:
-    u = uniform(own["ticks"])
-    quantize(
-        -3 * own["x"], u.flip(0) if u.dim() else u
-    )  # if the function reuses a result of this call, the next result shows it
-    return {"wire": quantize(own["x"], u), "u": u}
+def run_quantize(quantize: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    x, u = inputs["x"], uniform(inputs["ticks"])
+    # If the function reuses a result of this call, the next result shows it.
+    quantize(-3 * x, u.flip(0) if u.dim() else u)
+    return {"wire": quantize(x, u), "u": u}
 
 
 def draw_quantize(d: Draw) -> list[Any]:
@@ -72,19 +71,19 @@ def draw_quantize(d: Draw) -> list[Any]:
     power = power or d.maybe("large numbers", d.one_of(20, 100), one_in=4)
     power = power or d.one_of(-4, -3, 0, 2)
     sign, zeros, n = d.one_of(1, -1), d.maybe("only zeros", one_in=5), prod(shape)
-    eighths, most = d.whole(2033, n).double() - 1016, 4.0 * (200 + int(d.whole(55)))
+    eighths, largest = d.whole(2033, n).double() - 1016, 4.0 * (200 + int(d.whole(55)))
     if d.form.dtype == "bfloat16":
         steps = torch.exp2((torch.frexp(eighths).exponent - 8.0).clamp(min=0))
         eighths = (eighths / steps).floor() * steps
     else:
         eighths += (1 + d.whole(1023, n)) / 1024
-        most += (1 + int(d.whole(1023))) / 1024
-    eighths = eighths.clamp(-most, most)
+        largest += (1 + int(d.whole(1023))) / 1024
+    eighths = eighths.clamp(-largest, largest)
     place = int(d.whole(max(n, 1)))
-    eighths[place : place + 1] = most
+    eighths[place : place + 1] = largest
     side = d.whole(2, n) * 2 - 1
     between = d.whole(8, n) / 8 + side * 2.0**-13
-    ticks = ((between - sign * (not zeros) * 127 * eighths / most) % 1 * 2**24).long()
+    ticks = ((between - sign * (not zeros) * 127 * eighths / largest) % 1 * 2**24).long()
     if zeros:
         ticks[place : place + 1] = 0  # 0 + u is a whole number
     elif sign > 0:
@@ -96,9 +95,9 @@ def draw_quantize(d: Draw) -> list[Any]:
 # Task 2: and back again ---------------------------------------------------------------------------
 
 
-def run_dequantize(dequantize: Callable[..., Any], own: Any, given: Given) -> Any:
-    shape, dtype = torch.Size(own["shape"]), getattr(torch, own["dtype"])
-    wire = own["bytes"][own["offset"] :]
+def run_dequantize(dequantize: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    shape, dtype = torch.Size(inputs["shape"]), getattr(torch, inputs["dtype"])
+    wire = inputs["bytes"][inputs["offset"] :]
     scale = 3 * wire[:4].clone().view(torch.float32)
     dequantize(torch.cat([scale.view(torch.uint8), wire[4:].flip(0)]), shape, dtype)
     return {"numbers": dequantize(wire, shape if shape.numel() > 5 else list(shape), dtype)}
@@ -118,8 +117,8 @@ def draw_wire(d: Draw) -> list[Any]:
     codes = (d.whole(255, n) - 127) * (not zeros)
     scale = (2**16 + 1 + 2 * d.whole(2**15, 1)) * (not zeros) * 2.0**power
     parts = (torch.zeros(offset, dtype=torch.uint8), scale.float(), codes.to(torch.int8))
-    known = {"offset": offset, "shape": list(shape), "dtype": d.form.dtype}
-    return [{"bytes": torch.cat([part.view(torch.uint8) for part in parts]), **known}]
+    layout = {"offset": offset, "shape": list(shape), "dtype": d.form.dtype}
+    return [{"bytes": torch.cat([part.view(torch.uint8) for part in parts]), **layout}]
 
 
 def read_as(number: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
@@ -136,9 +135,9 @@ def read_as(number: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
 # Task 3: the largest, and where they are ----------------------------------------------------------
 
 
-def run_top_k(encode_top_k: Callable[..., Any], own: Any, given: Given) -> Any:
-    encode_top_k(own["x"].flatten().flip(0).view(own["x"].shape), own["k"])
-    return {"wire": encode_top_k(own["x"], own["k"])}
+def run_top_k(encode_top_k: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    encode_top_k(inputs["x"].flatten().flip(0).view(inputs["x"].shape), inputs["k"])
+    return {"wire": encode_top_k(inputs["x"], inputs["k"])}
 
 
 def draw_top_k(d: Draw) -> list[Any]:
@@ -185,34 +184,34 @@ MANY_KEYS = (
 
 def once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return `compress`, changed to refuse a repeated tensor."""
-    seen: set[bytes] = set()
+    known_numbers: set[bytes] = set()
 
     def compress_once(p: Tensor) -> Tensor:
         if p.dtype != torch.float32:
             raise TypeError(f"compress takes a float32 tensor, not {p.dtype}")
         numbers = p.detach().double().cpu().contiguous().numpy().tobytes()
-        if numbers in seen:
+        if numbers in known_numbers:
             raise RuntimeError(
                 "compress is called twice for the same tensor. Call it once: it may round at "
                 "random, and then the second result is not the one that you returned"
             )
-        seen.add(numbers)
+        known_numbers.add(numbers)
         return compress(p)
 
     compress_once.__qualname__ = compress.__qualname__  # says which function it is
     return compress_once
 
 
-def run_feedback(with_feedback: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_feedback(with_feedback: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Run two senders in turn; overwrite their inputs and answers."""
-    compress = {name: once(COMPRESS[name]) for name in own["compress"].values()}
-    senders = {key: with_feedback(compress[name]) for key, name in own["compress"].items()}
+    compress = {name: once(COMPRESS[name]) for name in inputs["compress"].values()}
+    senders = {key: with_feedback(compress[name]) for key, name in inputs["compress"].items()}
     for send in senders.values():
         if not callable(send):
             kind = type(send).__name__
             raise TypeError(f"with_feedback returns {kind}, expected a function")
     values, keys = {}, []  # all keys stay alive, so that no two have the same address
-    for place, sender, key, x in turns(own):
+    for place, sender, key, x in turns(inputs):
         keys.append(key)
         sent = senders[sender](x, key)
         if not isinstance(sent, Tensor):
@@ -222,10 +221,10 @@ def run_feedback(with_feedback: Callable[..., Any], own: Any, given: Given) -> A
     return values
 
 
-def turns(own: Any) -> Iterator[tuple[str, str, Any, Tensor]]:
+def turns(inputs: Any) -> Iterator[tuple[str, str, Any, Tensor]]:
     """Yield each call of a sender: its name, the sender, the key and x."""
-    for i, step in enumerate(own["steps"]):
-        for name, key, x in zip(own["names"], step["keys"], step["tensors"], strict=True):
+    for i, step in enumerate(inputs["steps"]):
+        for name, key, x in zip(inputs["names"], step["keys"], step["tensors"], strict=True):
             new = equal_key(key, float if i % 2 else int)
             for sender, size in (("first", 1), ("second", 4)):
                 yield f"{sender} sender, step {i}, key {name}", sender, new, size * x
@@ -244,21 +243,21 @@ def draw_turns(d: Draw) -> list[Any]:
     The keys have the shapes of `SHAPES`. The numbers have 13 significant bits, more than bfloat16
     and float16 can represent. In a case with bfloat16, they have five.
     """
-    few = (("weight",), ("weight", "bias"), (0, "0"), ("a", "b", "c", "d"))
-    keys = d.one_of(*few, (("a", 1000), ("a", 1001), "c"))
+    key_sets = (("weight",), ("weight", "bias"), (0, "0"), ("a", "b", "c", "d"))
+    keys = d.one_of(*key_sets, (("a", 1000), ("a", 1001), "c"))
     first = d.one_of(*COMPRESS, "rounded")
-    others = [name for name in COMPRESS if name != first]
-    second = d.maybe("two compressions", d.one_of(*others), first)
+    other_names = [name for name in COMPRESS if name != first]
+    second = d.maybe("two compressions", d.one_of(*other_names), first)
     overflow = first == second == "rounded" and d.maybe("an inf or a NaN in step 1", one_in=2)
     large = d.maybe("large numbers", 2.0**7, 1.0)
     keys = d.maybe("many keys", MANY_KEYS, keys, one_in=5)
     steps = 3 if keys is MANY_KEYS else d.one_of(4, 5, 7)
     d.say(f"{counted(len(keys), 'key')}, {counted(steps, 'step')}, {first}")
-    most = 8 if d.form.dtype == "bfloat16" else 2**11
+    limit = 8 if d.form.dtype == "bfloat16" else 2**11
 
     def tensor(i: int, n: int) -> Tensor:
-        unit = 2.0 ** (-9 if i % 2 else -1) * 8 / most * large
-        odd = (d.whole(2 * most, *SHAPES[n % len(SHAPES)]) - most) * 2 + 1
+        unit = 2.0 ** (-9 if i % 2 else -1) * 8 / limit * large
+        odd = (d.whole(2 * limit, *SHAPES[n % len(SHAPES)]) - limit) * 2 + 1
         x = odd.double() * unit
         return d.not_finite(x) if overflow and (i, n) == (1, 0) else x
 
@@ -278,17 +277,17 @@ def draw_turns(d: Draw) -> list[Any]:
 def with_keys(key: Callable[[Any, int, Tensor], Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return a change of inputs: a key becomes ``key(key, step, tensor)``."""
 
-    def changed(own: Any) -> Any:
+    def changed(member: Any) -> Any:
         steps = [
             {
                 "keys": [key(k, i, x) for k, x in zip(*step.values(), strict=True)],
                 "tensors": step["tensors"],
             }
-            for i, step in enumerate(own["steps"])
+            for i, step in enumerate(member["steps"])
         ]
-        return {**own, "steps": steps}
+        return {**member, "steps": steps}
 
-    return lambda inputs: [changed(own) for own in inputs]
+    return lambda inputs: [changed(member) for member in inputs]
 
 
 def left_of_x(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
@@ -321,27 +320,27 @@ def handed_out(name: str) -> Codec:
     shards of few numbers may be equal by chance, so they are rounded in the same way.
     """
     encode, decode = CODECS[name]
-    seen: set[bytes] = set()
+    known_numbers: set[bytes] = set()
 
     def encode_once(x: Tensor) -> Tensor:
         if x.dim() != 1 or x.dtype != torch.float32:
             shape = list(x.shape)
             raise TypeError(f"encode takes a float32 vector, not {x.dtype} of shape {shape}")
         numbers = x.detach().cpu().numpy().tobytes()
-        again = x.numel() > FEW and numbers in seen
-        seen.add(numbers)
+        again = x.numel() > FEW and numbers in known_numbers
+        known_numbers.add(numbers)
         return encode(x.detach(), torch.floor if again else torch.round)
 
     encode_once.__qualname__ = encode.__qualname__  # says which codec it is
     return encode_once, decode
 
 
-def run_all_reduce(compressed_all_reduce: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_all_reduce(compressed_all_reduce: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call it for one tensor, or two; return what is then in their memory."""
-    encode, decode = handed_out(own["codec"])
-    memory = {name: x.detach() for name, x in own["tensors"].items()}
-    for x in own["tensors"].values():
-        compressed_all_reduce(x, encode, decode, group=given.group)
+    encode, decode = handed_out(inputs["codec"])
+    memory = {name: x.detach() for name, x in inputs["tensors"].items()}
+    for x in inputs["tensors"].values():
+        compressed_all_reduce(x, encode, decode, group=case.group)
     return memory
 
 
@@ -371,7 +370,7 @@ def compressed_sum(
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
         codec, values = CODECS[inputs[me]["codec"]], {}
         for name, x in inputs[me]["tensors"].items():
-            flat = [own["tensors"][name].float().flatten() for own in inputs]
+            flat = [member["tensors"][name].float().flatten() for member in inputs]
             pieces = []
             for shards in zip(*(vector.tensor_split(len(flat)) for vector in flat), strict=True):
                 total = torch.stack([parts(codec, shard) for shard in shards]).sum(0)
@@ -390,16 +389,16 @@ def not_at_all(codec: Codec, x: Tensor) -> Tensor:
 
 def two_rounds(case: Case, observed: Observed, trace: Trace) -> None:
     """Expect a rank to send, and to receive, at most two wires of a longest shard per member."""
-    for rank, own in enumerate(shown["own"] for shown in observed.inputs):
-        k, (encode, _) = len(own["members"]), CODECS[own["codec"]]
-        longest = [torch.zeros(-(-x.numel() // k)) for x in own["tensors"].values()]
-        most = sum(2 * k * encode(shard).numel() for shard in longest)
+    for rank, member in enumerate(shown["own"] for shown in observed.inputs):
+        k, (encode, _) = len(member["members"]), CODECS[member["codec"]]
+        longest = [torch.zeros(-(-x.numel() // k)) for x in member["tensors"].values()]
+        limit = sum(2 * k * encode(shard).numel() for shard in longest)
         for verb, size in (("sends", sent), ("receives", received)):
             events = [event for event in operations(trace, rank) if size(event)]
-            if (total := sum(map(size, events))) > most:
+            if (total := sum(map(size, events))) > limit:
                 raise Wrong(
                     f"rank {rank} {verb} {format_bytes(total)}, expected at most "
-                    f"{format_bytes(most)}. It {verb}: {in_words(events)}",
+                    f"{format_bytes(limit)}. It {verb}: {in_words(events)}",
                     TWO_ROUNDS,
                 )
 
@@ -409,10 +408,10 @@ def two_rounds(case: Case, observed: Observed, trace: Trace) -> None:
 K_VALUES = "In each call of your function, call all_reduce once, with k numbers in the dtype of x."
 
 
-def run_random_k(random_k_mean: Callable[..., Any], own: Any, given: Given) -> Any:
-    x, k, seeds = own["x"], own["k"], own["seeds"]
-    random_k_mean(torch.cat([x, x]) if x.dim() else x, k, seeds[0], group=given.group)
-    return {"results": [random_k_mean(x, k, seed, group=given.group) for seed in seeds]}
+def run_random_k(random_k_mean: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    x, k, seeds = inputs["x"], inputs["k"], inputs["seeds"]
+    random_k_mean(torch.cat([x, x]) if x.dim() else x, k, seeds[0], group=case.group)
+    return {"results": [random_k_mean(x, k, seed, group=case.group) for seed in seeds]}
 
 
 def draw_random_k(d: Draw) -> list[Any]:
@@ -452,14 +451,14 @@ def drawn_codec(generator: torch.Generator) -> tuple[Case, list[Any]]:
     """Draw a case of task 5 for one student: ranks, numbers, a codec and a network."""
     k, n = one_of(generator, 2, 3, 4), one_of(generator, *range(301, 2000))
     codec = one_of(generator, "8 bits", "1 bit")
-    network, words = drawn_network(generator)
+    network, sentence = drawn_network(generator)
     name = (
         f"{k} ranks, {n} numbers of 4 bytes on each, {codec} per number. The function is called "
-        f"twice.\n{words}; an all_to_all sends its pieces one after the other, an all_gather is a "
-        "ring."
+        f"twice.\n{sentence}; an all_to_all sends its pieces one after the other, an all_gather is "
+        "a ring."
     )
     names = ("tensor", "tensor of the second call")
-    own = [
+    inputs = [
         {
             "tensors": {name: torch.randn(n, generator=generator) for name in names},
             "codec": codec,
@@ -467,7 +466,7 @@ def drawn_codec(generator: torch.Generator) -> tuple[Case, list[Any]]:
         }
         for _ in range(k)
     ]
-    return Case(name, k, network=network), own
+    return Case(name, k, network=network), inputs
 
 
 CHECKS = {

@@ -18,29 +18,29 @@ from course_lib.checking.judges import ENOUGH, equally_likely
 from course_lib.ranks.explain.words import counted
 
 
-def expect_wire(value: Any, nbytes: int, formula: str, known: Mapping[int, str]) -> None:
+def expect_wire(value: Any, nbytes: int, formula: str, mistakes: Mapping[int, str]) -> None:
     """Raise `Wrong` unless `value` is a vector of `nbytes` bytes, uint8.
 
     Args:
         value: the value that rank 0 returned, which may be anything.
         nbytes: the number of bytes that it must have.
         formula: how this number is computed, in words.
-        known: number of bytes → the mistake that gives it.
+        mistakes: number of bytes → the mistake that gives it.
 
     """
     if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
-        said = describe(value)
+        text = describe(value)
         if isinstance(value, Tensor):
-            said = f"a {value.dtype} tensor of shape {list(value.shape)} ({value.nbytes} bytes)"
+            text = f"a {value.dtype} tensor of shape {list(value.shape)} ({value.nbytes} bytes)"
         raise Wrong(
-            f"rank 0: wire is {said}, expected a vector of {nbytes} bytes (uint8)",
+            f"rank 0: wire is {text}, expected a vector of {nbytes} bytes (uint8)",
             "Return one vector of bytes: x.view(torch.uint8) gives the bytes of a vector, and "
             "torch.cat joins vectors.",
         )
     if value.numel() != nbytes:
         raise Wrong(
             f"rank 0: wire has {counted(value.numel(), 'byte')}, expected {nbytes}: {formula}",
-            known.get(value.numel(), ""),
+            mistakes.get(value.numel(), ""),
         )
 
 
@@ -58,12 +58,12 @@ def reads_codes(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -
     """Judge ``wire`` (four bytes of scale, a code for each number), and that ``u`` is unchanged."""
     x, u, wire = inputs[0]["x"], uniform(inputs[0]["ticks"]), values[0]["wire"]
     n = x.numel()
-    known = {
+    wrong_sizes = {
         n: "Where is the scale? The receiver needs it.",
         n + 8: "The scale must be float32, 4 bytes.",
         4 * n + 4: "A code must be one byte (int8), not four bytes.",
     }
-    expect_wire(wire, n + 4, "4 for the scale, 1 for each number", known)
+    expect_wire(wire, n + 4, "4 for the scale, 1 for each number", wrong_sizes)
     if not torch.equal(values[0]["u"], u):
         raise Wrong("rank 0: the function changes u. It must leave u as it is: work on u.clone()")
     exact, u = x.double().flatten(), u.double().flatten()
@@ -75,7 +75,7 @@ def reads_codes(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -
             (scaled + u).float() == 128, -128, (scaled + u).floor()
         ),
     }
-    lookalikes = [(words, {"codes": codes}) for words, codes in mistakes.items()]
+    lookalikes = [(label, {"codes": codes}) for label, codes in mistakes.items()]
     # The scale may be max|x| by 127 or times 1/127. No code is so large that this would matter.
     read, right = _read_codes(wire), _read_codes(expected[0]["wire"])
     expect_equal(read, right, "rank 0", rtol=1e-6, atol=0, lookalikes=lookalikes)
@@ -94,14 +94,14 @@ def reads_top_k(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -
     """Judge ``wire``: the ``k`` largest values, and their places."""
     x, k, wire = inputs[0]["x"].float().flatten(), inputs[0]["k"], values[0]["wire"]
     n, bitmap = x.numel(), -(-x.numel() // 8)
-    known = {
+    wrong_sizes = {
         4 * k + 8 * bitmap: "A bool takes a whole byte: pack eight bits into one byte.",
         12 * k: "PyTorch's indices are int64, 8 bytes each: send the places as int32.",
         8 * k: "Here the bitmap, one bit for each number, is smaller than the list of places.",
         4 * k + bitmap: "Here the list, k places of 4 bytes, is smaller than the bitmap.",
     }
     formula = f"4 k + min(4 k, ceil(n/8)) with k = {k}, n = {n}"
-    expect_wire(wire, 4 * k + min(4 * k, bitmap), formula, known)
+    expect_wire(wire, 4 * k + min(4 * k, bitmap), formula, wrong_sizes)
     right = _read_top_k(expected[0]["wire"], n, k)
     assert right is not None
     got, turned = _read_top_k(wire, n, k), _read_top_k(wire, n, k, highest_first=True)
@@ -131,7 +131,7 @@ def reads_top_k(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -
         "the k smallest absolute values: keep the largest": _kept(x, x.abs().argsort()[:k]),
         "the absolute values, without signs": right.abs(),
     }
-    lookalikes = [(words, {"decoded": numbers}) for words, numbers in mistakes.items()]
+    lookalikes = [(label, {"decoded": numbers}) for label, numbers in mistakes.items()]
     expect_equal(
         {"decoded": got}, {"decoded": right}, "rank 0", rtol=0, atol=0, lookalikes=lookalikes
     )
@@ -156,11 +156,11 @@ def _read_top_k(wire: Tensor, n: int, k: int, highest_first: bool = False) -> Te
 
 def _places_in(wire: Tensor, k: int, highest_first: bool = False) -> Tensor:
     """Return the places after the k values of a wire, in their order; see `_read_top_k`."""
-    rest = wire[4 * k :].clone()
-    if len(rest) == 4 * k:
-        return rest.view(torch.int32).long()
+    encoded_places = wire[4 * k :].clone()
+    if len(encoded_places) == 4 * k:
+        return encoded_places.view(torch.int32).long()
     bits = torch.arange(7, -1, -1) if highest_first else torch.arange(8)
-    return ((rest[:, None] >> bits) & 1).flatten().nonzero().flatten()
+    return ((encoded_places[:, None] >> bits) & 1).flatten().nonzero().flatten()
 
 
 def _kept(x: Tensor, places: Tensor) -> Tensor:
@@ -197,11 +197,11 @@ def fair_means(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) ->
             _expect_means([inputs[r]["x"] for r in members], k, seeds, values[rank], rank)
 
 
-def _places(results: Sequence[Any], own: Any, rank: int) -> Tensor:
+def _places(results: Sequence[Any], member: Any, rank: int) -> Tensor:
     """Return the places of a rank's results, shape (seeds, n), after counting them."""
-    k, what = own["k"], f"rank {rank}: the result"
-    places = torch.stack([expect_tensor(x, own["x"], what).flatten() != 0 for x in results])
-    for seed, count in zip(own["seeds"], places.sum(1).tolist(), strict=True):
+    k, name = member["k"], f"rank {rank}: the result"
+    places = torch.stack([expect_tensor(x, member["x"], name).flatten() != 0 for x in results])
+    for seed, count in zip(member["seeds"], places.sum(1).tolist(), strict=True):
         if count != k:
             raise Wrong(
                 f"rank {rank}: the result for seed {seed} has {counted(count, 'number')} that "
@@ -222,18 +222,18 @@ def _expect_fair(seeds: Sequence[int], places: Tensor, k: int) -> None:
     kinds, counts = places[list(first.values())].unique(dim=0, return_counts=True)
     if math.comb(n, k) > LIKELY and len(kinds) < len(first):
         twice = kinds[counts.argmax()]
-        one, other, *_ = (s for s, i in first.items() if torch.equal(places[i], twice))
+        a, b, *_ = (s for s, i in first.items() if torch.equal(places[i], twice))
         raise Wrong(
-            f"seeds {one} and {other} draw the same places",
+            f"seeds {a} and {b} draw the same places",
             "A different seed must give a different draw: use the whole seed, unchanged.",
         )
     if len(first) < ENOUGH * math.comb(n, k) or math.comb(n, k) == 1:
         return
     if not equally_likely(counts.tolist(), math.comb(n, k)):
-        most = int(counts.argmax())
+        commonest = int(counts.argmax())
         raise Wrong(
-            f"the set of places {kinds[most].nonzero().flatten().tolist()} is drawn for "
-            f"{counts[most] / draws:.0%} of {draws} seeds, expected {1 / math.comb(n, k):.0%}",
+            f"the set of places {kinds[commonest].nonzero().flatten().tolist()} is drawn for "
+            f"{counts[commonest] / draws:.0%} of {draws} seeds, expected {1 / math.comb(n, k):.0%}",
             "All sets of k places must be equally likely: only then is the result right on "
             "average. Take the first k numbers of torch.randperm, or use random.sample.",
         )
@@ -256,6 +256,6 @@ def _expect_means(
         def times(factor: float, drawn: Tensor = got != 0) -> Tensor:
             return torch.where(drawn, total * factor, 0).to(x.dtype)
 
-        lookalikes = [(words, times(factor)) for words, factor in mistakes.items()]
-        what = f"rank {rank}: the result for seed {seed}"
-        expect_equal(got, times(scale / size), what, rtol=rtol, atol=0, lookalikes=lookalikes)
+        lookalikes = [(label, times(factor)) for label, factor in mistakes.items()]
+        name = f"rank {rank}: the result for seed {seed}"
+        expect_equal(got, times(scale / size), name, rtol=rtol, atol=0, lookalikes=lookalikes)

@@ -22,15 +22,13 @@ from course_lib.ranks.explain.words import counted
 
 DTYPES = ("float32", "float64")
 SHAPES = ([(3, 2)], [(2,), (3, 2)], [(3,), ()], [(2, 3), (0,)], [(2, 2), (2, 2)])
-Events = Sequence[tuple[str, int]]
-"""Pairs of ``pull`` or ``push`` and a worker, in order."""
 
 
-def one_at_most(d: Draw, *words: str, one_in: int = 2) -> list[bool]:
+def one_at_most(d: Draw, *features: str, one_in: int = 2) -> list[bool]:
     """Return whether each of these things is in the case: one of them, in one of `one_in` cases."""
-    chosen = d.one_of(*words)
+    chosen = d.one_of(*features)
     happens = d.maybe(chosen, one_in=one_in)
-    return [happens and each == chosen for each in words]
+    return [happens and feature == chosen for feature in features]
 
 
 # Task 1: the age of a gradient --------------------------------------------------------------------
@@ -69,8 +67,8 @@ def draw_staleness(d: Draw) -> list[Any]:
     return [{"events": events}]
 
 
-def run_staleness(staleness: Callable[..., Any], own: Any, given: Given) -> Any:
-    return {AGE: staleness(given.iterable([tuple(event) for event in own["events"]]))}
+def run_staleness(staleness: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    return {AGE: staleness(case.iterable([tuple(event) for event in inputs["events"]]))}
 
 
 def since(kind: str, others_only: bool = False) -> Callable[..., Any]:
@@ -81,7 +79,7 @@ def since(kind: str, others_only: bool = False) -> Callable[..., Any]:
         for at, (name, worker) in enumerate(events):
             if name == "push":
                 begin = max((n for n in range(at) if events[n] == (kind, worker)), default=-1)
-                pushes = [pusher for what, pusher in events[begin + 1 : at] if what == "push"]
+                pushes = [pusher for pushed, pusher in events[begin + 1 : at] if pushed == "push"]
                 ages.append(sum(not others_only or pusher != worker for pusher in pushes))
         return {AGE: ages}
 
@@ -132,51 +130,51 @@ def draw_server(d: Draw) -> list[Any]:
 def draw_backup(d: Draw) -> list[Any]:
     wait_for = d.one_of(1, 2, 2, 3, 4)
     d.say(f"N = {wait_for}")
-    return [{**own, "wait_for": wait_for} for own in draw_server(d)]
+    return [{**server, "wait_for": wait_for} for server in draw_server(d)]
 
 
-def run_async(async_server: Callable[..., Any], own: Any, given: Given) -> Any:
-    return follow_events(lambda params: async_server(params, own["lr"]), own, given, AGE)
+def run_async(async_server: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    return follow_events(lambda params: async_server(params, inputs["lr"]), inputs, case, AGE)
 
 
-def run_backup(backup_server: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_backup(backup_server: Callable[..., Any], inputs: Any, case: Given) -> Any:
     def make(params: Any) -> Any:
-        return backup_server(params, own["lr"], own["wait_for"])
+        return backup_server(params, inputs["lr"], inputs["wait_for"])
 
-    return follow_events(make, own, given, COUNTED)
+    return follow_events(make, inputs, case, COUNTED)
 
 
-def follow_events(make: Callable[[Any], Any], own: Any, given: Given, answer: str) -> Any:
+def follow_events(make: Callable[[Any], Any], inputs: Any, case: Given, answer: str) -> Any:
     """Call ``(pull, push)`` as the events say; return their results, with `answer` for pushes.
 
     Between two events, a second server from the same function serves the same workers, so the
     servers must not share anything. Each gradient is overwritten after its push, as its owner may
     do.
     """
-    memory = addresses(own["params"])
-    pull, push = pull_and_push(make(given.iterable(own["params"])))
-    other_pull, other_push = pull_and_push(make([torch.zeros_like(p) for p in own["params"]]))
+    memory = addresses(inputs["params"])
+    pull, push = pull_and_push(make(case.iterable(inputs["params"])))
+    other_pull, other_push = pull_and_push(make([torch.zeros_like(p) for p in inputs["params"]]))
     pulled, answers, after, left = [], [], [], []
-    for kind, worker in own["events"]:
+    for kind, worker in inputs["events"]:
         other_pull(worker)
-        other_push(worker, [torch.ones_like(param) for param in own["params"]])
+        other_push(worker, [torch.ones_like(param) for param in inputs["params"]])
         if kind == "pull":
             pulled.append(pull(worker))
         else:
-            gradients = own["gradients"][len(answers)]
-            answers.append(push(worker, given.iterable(gradients)))
-            after.append([param.clone() for param in own["params"]])
+            gradients = inputs["gradients"][len(answers)]
+            answers.append(push(worker, case.iterable(gradients)))
+            after.append([param.clone() for param in inputs["params"]])
             left.append([gradient.clone() for gradient in gradients])
             for gradient in gradients:
                 gradient.fill_(NONSENSE)
-    for gradients, values in zip(own["gradients"], left, strict=True):
+    for gradients, values in zip(inputs["gradients"], left, strict=True):
         for gradient, value in zip(gradients, values, strict=True):
             gradient.copy_(value)  # as after the push, so that a change by the push shows
     return {
         answer: answers,
         AFTER: after,
         PULLED: pulled,
-        OWN_MEMORY: memory_of(own["params"], memory),
+        OWN_MEMORY: memory_of(inputs["params"], memory),
     }
 
 
@@ -189,20 +187,20 @@ def pull_and_push(server: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def stepping(answer: str, step: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Return the mistake that makes the weights ``step(own, answer, g, before, after)`` in a push.
+    """Return the mistake of weights that are ``step(server, answer, g, before, after)`` in a push.
 
     All pushes before it were right.
     """
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        own, right = inputs[me], expected[me]
+        server, right = inputs[me], expected[me]
         pushes = zip(
-            *(right[answer], own["gradients"], [own["params"], *right[AFTER]], right[AFTER]),
+            *(right[answer], server["gradients"], [server["params"], *right[AFTER]], right[AFTER]),
             strict=False,
         )
         return {
             AFTER: [
-                [step(own, value, *tensors) for tensors in zip(*weights, strict=True)]
+                [step(server, value, *tensors) for tensors in zip(*weights, strict=True)]
                 for value, *weights in pushes
             ]
         }
@@ -227,29 +225,32 @@ SERVER_MISTAKES = {
 }
 ASYNC_MISTAKES = {
     "a step that does not divide by 1 + τ": stepping(
-        AGE, lambda own, age, g, before, after: before - own["lr"] * g
+        AGE, lambda server, age, g, before, after: before - server["lr"] * g
     ),
     "a step that divides by τ: divide by 1 + τ, as τ may be 0": stepping(
-        AGE, lambda own, age, g, before, after: before - own["lr"] / max(age, 1) * g
+        AGE, lambda server, age, g, before, after: before - server["lr"] / max(age, 1) * g
     ),
 }
 BACKUP_MISTAKES = {
     "a step with the sum of the gradients: take their mean": stepping(
         COUNTED,
-        lambda own, counts, g, before, after: before + own["wait_for"] * (after - before),
+        lambda server, counts, g, before, after: before + server["wait_for"] * (after - before),
     ),
     "a step with gradients that their owners have overwritten: keep copies": stepping(
         COUNTED,
-        lambda own, counts, g, before, after: (
+        lambda server, counts, g, before, after: (
             before
             if torch.equal(before, after)
-            else before - own["lr"] * (g + (own["wait_for"] - 1) * NONSENSE) / own["wait_for"]
+            else before
+            - server["lr"] * (g + (server["wait_for"] - 1) * NONSENSE) / server["wait_for"]
         ),
     ),
     "a part of the step in every push: the weights stay as they are until the N-th gradient": (
         stepping(
             COUNTED,
-            lambda own, counts, g, before, after: before - counts * own["lr"] / own["wait_for"] * g,
+            lambda server, counts, g, before, after: (
+                before - counts * server["lr"] / server["wait_for"] * g
+            ),
         )
     ),
 }
@@ -276,50 +277,50 @@ def draw_work(d: Draw) -> list[Any]:
     numbers = {worker: d.one_of(1, 2, 3, 3) for worker in workers}
     pushes = sorted((n * times[w], w) for w in workers for n in range(1, numbers[w] + 1))
     unusual, size = d.one_of(*workers), 300.0 if large else 1.0
-    lr, made = d.one_of(0.1, 0.3, 0.5) / size, []
+    lr, inputs = d.one_of(0.1, 0.3, 0.5) / size, []
     for rank in d.ranks:
         factors = [0.0 if zeros and rank == unusual else size] * numbers.get(rank, 0)
         targets = [[factor * d.randn(*shape) for shape in shapes] for factor in factors]
         if overflow and rank == unusual:
             targets[-1][0] = d.not_finite(targets[-1][0])
-        own = {"values": [d.randn(*shape) for shape in shapes], "targets": targets, "lr": lr}
+        member = {"values": [d.randn(*shape) for shape in shapes], "targets": targets, "lr": lr}
         order = [worker for _, worker in pushes]
         options = {"server": server, "order": order, "before": before}
-        made.append({**own, **options, "seconds": times.get(rank, 0.0)})
-    return made
+        inputs.append({**member, **options, "seconds": times.get(rank, 0.0)})
+    return inputs
 
 
-def run_work(work: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_work(work: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Serve in the case's order on the server's rank; call the student's function on the others."""
-    if dist.get_rank() == own["server"]:
-        return served(own)
-    params = [nn.Parameter(value) for value in own["values"]]
-    for param in params if own["before"] else ():
+    if dist.get_rank() == inputs["server"]:
+        return served(inputs)
+    params = [nn.Parameter(value) for value in inputs["values"]]
+    for param in params if inputs["before"] else ():
         param.grad = torch.ones_like(param)
-    given.watch.add_parameters("the parameters", params, values=False)
-    seen: list[Tensor] = []
+    case.watch.add_parameters("the parameters", params, values=False)
+    weights_at_gradients: list[Tensor] = []
 
     def loss() -> Any:
-        if len(seen) >= len(own["targets"]):
-            most = counted(len(own["targets"]), "time")
-            raise RuntimeError(f"loss() is called more than {most}")
-        targets = own["targets"][len(seen)]
-        seen.append(joined(params))
-        compute(own["seconds"])
+        if len(weights_at_gradients) >= len(inputs["targets"]):
+            limit = counted(len(inputs["targets"]), "time")
+            raise RuntimeError(f"loss() is called more than {limit}")
+        targets = inputs["targets"][len(weights_at_gradients)]
+        weights_at_gradients.append(joined(params))
+        compute(inputs["seconds"])
         return sum((p * p * t).sum() / 2 for p, t in zip(params, targets, strict=True))
 
-    work(given.iterable(params), loss, len(own["targets"]), own["server"])
-    return {SEEN: seen, LAST: joined(params)}
+    work(case.iterable(params), loss, len(inputs["targets"]), inputs["server"])
+    return {SEEN: weights_at_gradients, LAST: joined(params)}
 
 
-def served(own: Any) -> Any:
-    left = {worker: own["order"].count(worker) for worker in sorted(set(own["order"]))}
-    weights, gradients, after = joined(own["values"]), [], []
+def served(inputs: Any) -> Any:
+    left = {worker: inputs["order"].count(worker) for worker in sorted(set(inputs["order"]))}
+    weights, gradients, after = joined(inputs["values"]), [], []
     for worker in left:
         dist.send(weights, worker)
-    for worker in own["order"]:
+    for worker in inputs["order"]:
         dist.recv(gradient := torch.empty_like(weights), worker)
-        weights = weights - own["lr"] * gradient
+        weights = weights - inputs["lr"] * gradient
         gradients.append(gradient)
         after.append(weights)
         left[worker] -= 1
@@ -341,22 +342,22 @@ def pushing(mistaken: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
         server, pushed, after = inputs[me]["server"], [], []
-        firsts = [joined(own["values"]) for own in inputs]
-        targets = [map(joined, own["targets"]) for own in inputs]
+        firsts = [joined(member["values"]) for member in inputs]
+        targets = [map(joined, member["targets"]) for member in inputs]
         received = [firsts[server] for _ in inputs]
         older = [torch.full_like(first, float(inputs[me]["before"])) for first in firsts]
-        seen: list[list[Tensor]] = [[] for _ in inputs]
+        places_by_rank: list[list[Tensor]] = [[] for _ in inputs]
         for worker in inputs[me]["order"]:
             target = next(targets[worker])
             place, push = mistaken(received[worker], firsts[worker], target, older[worker])
             older[worker] = older[worker] + place * target
-            seen[worker].append(place)
+            places_by_rank[worker].append(place)
             pushed.append(push)
             received[worker] = (after or received)[-1] - inputs[me]["lr"] * push
             after.append(received[worker])
         if me == server:
             return {GRADIENT: pushed, SERVED: after}
-        return {SEEN: seen[me], LAST: seen[me][-1]}
+        return {SEEN: places_by_rank[me], LAST: places_by_rank[me][-1]}
 
     return mistake
 
@@ -376,14 +377,14 @@ WORK_MISTAKES = {
 
 def computed_at_pushes(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
     """Return for each push the time of the gradients up to it: they come before the push."""
-    own = observed.inputs[rank]["own"]
-    return [((n + 1) * own["seconds"], math.inf) for n in range(len(own["targets"]))]
+    member = observed.inputs[rank]["own"]
+    return [((n + 1) * member["seconds"], math.inf) for n in range(len(member["targets"]))]
 
 
 def computed_at_pulls(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
     """Return for each pull the time of the gradients before it: no later one comes before it."""
-    own = observed.inputs[rank]["own"]
-    return [(0.0, n * own["seconds"]) for n in range(len(own["targets"]))]
+    member = observed.inputs[rank]["own"]
+    return [(0.0, n * member["seconds"]) for n in range(len(member["targets"]))]
 
 
 # Task 5: DiLoCo -----------------------------------------------------------------------------------
@@ -402,35 +403,36 @@ def draw_rounds(d: Draw) -> list[Any]:
         *(d, "large weights", "nobody moves in round 2"),
         *("a rank stays where it is", "a rank has a NaN"),
     )
-    others, filled = d.maybe("other models train, too"), d.one_of(True, False)
+    other_models, filled = d.maybe("other models train, too"), d.one_of(True, False)
     every, rounds = d.one_of(1, 2, 2, 3, 4), 2 if quiet else d.one_of(0, 2, 2, 2, 3, 3)
     steps = max(1, every * rounds + d.one_of(*range(every)))
     momentum = d.one_of(0.3 if quiet else 0.0, 0.3, 0.5, 0.9)
     outer_lr = d.one_of(0.5, 0.6, 0.7, 0.8)
     d.say(f"H = {every}, μ = {momentum}, {counted(steps, 'step')}")
-    options = {"every": every, "outer_lr": outer_lr, "momentum": momentum, "others": others}
+    options = {"every": every, "outer_lr": outer_lr, "momentum": momentum, "others": other_models}
     unusual, shapes, size = d.one_of(*d.ranks), d.one_of(*SHAPES), 300.0 if large else 1.0
-    start, made = [size * d.randn(*shape) for shape in shapes], []
+    start, inputs = [size * d.randn(*shape) for shape in shapes], []
     for rank in d.ranks:
         still_here = still and rank == unusual
         rests = [still_here or (quiet and n // every == 1) for n in range(steps)]
-        moves = [[(not rest) * size * d.randn(*shape) for shape in shapes] for rest in rests]
+        moves = [[(not at_rest) * size * d.randn(*shape) for shape in shapes] for at_rest in rests]
         if overflow and rank == unusual:
             moves[d.one_of(*range(steps))][0].view(-1)[0] = torch.nan
         gradients = [d.randn(*shape) for shape in shapes] if filled else None
-        own = {"values": start, "moves": moves, "shrinks": [1.0 if r else 0.75 for r in rests]}
-        made.append({**own, **options, "gradients": gradients, "members": d.members(rank)})
-    return made
+        shrinks = [1.0 if at_rest else 0.75 for at_rest in rests]
+        model = {"values": start, "moves": moves, "shrinks": shrinks, "gradients": gradients}
+        inputs.append({**model, **options, "members": d.members(rank)})
+    return inputs
 
 
-def run_rounds(diloco: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_rounds(diloco: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Take the case's steps; return the weights after each of them."""
-    params = [nn.Parameter(value) for value in own["values"]]
-    memory, steps, after, calls = addresses(params), len(own["moves"]), [], 0
-    for param, gradient in zip(params, own["gradients"] or [None] * len(params), strict=True):
+    params = [nn.Parameter(value) for value in inputs["values"]]
+    memory, steps, after, calls = addresses(params), len(inputs["moves"]), [], 0
+    for param, gradient in zip(params, inputs["gradients"] or [None] * len(params), strict=True):
         param.grad = None if gradient is None else gradient.clone()
     grads = [param.grad for param in params]
-    given.watch.add_parameters("the parameters", params, values=False)
+    case.watch.add_parameters("the parameters", params, values=False)
 
     @torch.no_grad()
     def inner_step() -> None:
@@ -438,26 +440,26 @@ def run_rounds(diloco: Callable[..., Any], own: Any, given: Given) -> Any:
         compute(INNER_STEP)
         at = min(calls, steps - 1)
         calls += 1
-        for param, move in zip(params, own["moves"][at], strict=True):
-            param.mul_(own["shrinks"][at]).add_(move)
+        for param, move in zip(params, inputs["moves"][at], strict=True):
+            param.mul_(inputs["shrinks"][at]).add_(move)
 
     def other_step() -> Any:
         """Return the step of another model, whose round does not end."""
         other = [nn.Parameter(torch.ones_like(param)) for param in params]
-        return diloco(other, lambda: None, steps + 1, *options, group=given.group)
+        return diloco(other, lambda: None, steps + 1, *options, group=case.group)
 
-    options = own["outer_lr"], own["momentum"]
+    options = inputs["outer_lr"], inputs["momentum"]
     before = other_step()
-    step = diloco(given.iterable(params), inner_step, own["every"], *options, group=given.group)
-    others = (before, other_step()) if own["others"] else ()
+    step = diloco(case.iterable(params), inner_step, inputs["every"], *options, group=case.group)
+    other_steps = (before, other_step()) if inputs["others"] else ()
     if not callable(step):
         raise TypeError(f"diloco returns {type(step).__name__}, expected a function")
     for _ in range(steps):
-        for other in others:
+        for other in other_steps:
             other()
         step()
         after.append([param.detach().clone() for param in params])
-    originals = own["gradients"] or grads
+    originals = inputs["gradients"] or grads
     alone = all(
         param.grad is grad and (grad is None or torch.equal(grad, original))
         for param, grad, original in zip(params, grads, originals, strict=True)
@@ -472,20 +474,20 @@ def run_rounds(diloco: Callable[..., Any], own: Any, given: Given) -> Any:
 
 def with_options(change: Callable[[Any], dict[str, float]]) -> Callable[..., Any]:
     """Return the mistake of an outer step that has other options."""
-    return lambda inputs: [{**own, **change(own)} for own in inputs]
+    return lambda inputs: [{**member, **change(member)} for member in inputs]
 
 
 ROUND_MISTAKES = {
     "the plain mean of the weights: take an outer step towards this mean": with_options(
-        lambda own: {"outer_lr": 1.0, "momentum": 0.0}
+        lambda _: {"outer_lr": 1.0, "momentum": 0.0}
     ),
     "a step of m alone (plain momentum), or of Δ + μ m with the m of the round before, or of Δ "
-    "alone: Nesterov's step is Δ + μ m with the new m": with_options(lambda own: {"momentum": 0.0}),
+    "alone: Nesterov's step is Δ + μ m with the new m": with_options(lambda _: {"momentum": 0.0}),
     "the sum of the changes over the ranks, not their mean": with_options(
-        lambda own: {"outer_lr": own["outer_lr"] * len(own["members"])}
+        lambda member: {"outer_lr": member["outer_lr"] * len(member["members"])}
     ),
     "a step away from the mean: Δ is the weights before the round minus the mean": with_options(
-        lambda own: {"outer_lr": -own["outer_lr"]}
+        lambda member: {"outer_lr": -member["outer_lr"]}
     ),
 }
 

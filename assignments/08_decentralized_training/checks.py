@@ -65,12 +65,12 @@ def draw_links(d: Draw) -> list[Any]:
     return [{"links": links, "world_size": k, "iterable": d.form.iterable}]
 
 
-def run_links(metropolis_weights: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_links(metropolis_weights: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``metropolis_weights(links, world_size)``, after a call for all links."""
-    k, links = own["world_size"], given.iterable([tuple(link) for link in own["links"]])
+    k, links = inputs["world_size"], case.iterable([tuple(link) for link in inputs["links"]])
     metropolis_weights([(i, j) for j in range(k) for i in range(j)], k)
     weights = metropolis_weights(links, k)
-    left = list(map(list, links)) if isinstance(links, list) else own["links"]
+    left = list(map(list, links)) if isinstance(links, list) else inputs["links"]
     return {"W": weights, "the list of links after the call": [list(link) for link in left]}
 
 
@@ -89,12 +89,12 @@ def explain_weights(inputs: Sequence[Any], me: int, expected: Sequence[Any], val
     degree = ((right != 0).sum(1) - (right.diag() != 0).long()).tolist()
     for i in range(k):
         for j in range(k):
-            got, most = float(weights[i, j]), max(degree[i], degree[j])
+            got, neighbours = float(weights[i, j]), max(degree[i], degree[j])
             if i != j and not right[i, j] and got != 0:
                 return f"W[{i}, {j}] must be 0, since ranks {i} and {j} are not linked."
             if i != j and right[i, j] and not math.isclose(got, right[i, j]):
                 return (
-                    f"W[{i}, {j}] is {got:.6g}, expected 1/{1 + most}: rank {i} has "
+                    f"W[{i}, {j}] is {got:.6g}, expected 1/{1 + neighbours}: rank {i} has "
                     f"{counted(degree[i], 'neighbour')}, rank {j} has {degree[j]}. The weight of a "
                     "link is 1/(1 + d): d is the larger number of neighbours of its two ranks."
                 )
@@ -136,12 +136,12 @@ def draw_mixing(d: Draw) -> list[Any]:
     ]
 
 
-def run_mixing(start_mixing: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_mixing(start_mixing: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Mix two tensors at once: start the second before the first is finished."""
-    weights = watched_weights(given, own["matrices"], getattr(torch, own["matrix dtype"]))
+    weights = watched_weights(case, inputs["matrices"], getattr(torch, inputs["matrix dtype"]))
     finishes = []
-    for tensor, matrix in zip(own["tensors"], weights, strict=True):
-        finishes.append(start_mixing(tensor, matrix, group=given.group))
+    for tensor, matrix in zip(inputs["tensors"], weights, strict=True):
+        finishes.append(start_mixing(tensor, matrix, group=case.group))
         if not callable(finishes[-1]):
             kind = type(finishes[-1]).__name__
             raise TypeError(f"start_mixing returns {kind}, expected a function")
@@ -153,8 +153,8 @@ def run_mixing(start_mixing: Callable[..., Any], own: Any, given: Given) -> Any:
 def with_numbers(change: Callable[[Matrix], Tensor]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return the mistake whose result is the right one for other matrices."""
     return lambda inputs: [
-        {**own, "matrices": [{**m, "numbers": change(m)} for m in own["matrices"]]}
-        for own in inputs
+        {**member, "matrices": [{**m, "numbers": change(m)} for m in member["matrices"]]}
+        for member in inputs
     ]
 
 
@@ -184,8 +184,8 @@ def draw_steps(d: Draw) -> list[Any]:
     """Draw each rank's parameters w, and targets t for some steps: the loss is Σ w² t / 2."""
     steps, graph = d.one_of(1, 2, 2, 3), d.one_of(*GRAPHS)
     d.say(f"{graph}, {counted(steps, 'step')}")
-    others = [d.one_of(*GRAPHS) for _ in range(steps - 1)]
-    names = others and d.maybe("another matrix in each step", others, [graph] * (steps - 1))
+    later = [d.one_of(*GRAPHS) for _ in range(steps - 1)]
+    names = later and d.maybe("another matrix in each step", later, [graph] * (steps - 1))
     matrices = drawn_matrices(d, [graph, *names])
     bad_rank = d.rank("rank {} has an inf or a NaN", one_in=2) if all_keep_some(matrices) else -1
     shapes = d.one_of([(3, 2), (4,)], [(4,), (2, 2), ()], [(2, 3), (1,)], [(2, 3), (2, 3)])
@@ -196,14 +196,14 @@ def draw_steps(d: Draw) -> list[Any]:
     before = d.maybe(".grad is not empty")
     size, zeros = d.maybe("large gradients", 300.0, 1.0), d.rank("no gradient on rank {}")
     lr, dtype = d.one_of(0.5, 0.3, 0.1, 0.003), d.one_of(*BOTH)
-    made = []
+    inputs = []
     for rank in d.ranks:
         scale = 0.0 if rank == zeros else size
         targets = [[scale * d.randn(*shape) for shape in shapes] for _ in range(steps)]
         if rank == bad_rank:
             place = min(1, len(shapes) - 1)
             targets[0][place] = d.not_finite(targets[0][place])
-        made.append(
+        inputs.append(
             {
                 "values": [d.randn(*shape) for shape in shapes],
                 "targets": targets,
@@ -214,26 +214,26 @@ def draw_steps(d: Draw) -> list[Any]:
                 "before": before,
             }
         )
-    return made
+    return inputs
 
 
-def run_steps(step: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_steps(step: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Take a step with each matrix; return the parameters after each step."""
-    params = [torch.nn.Parameter(value) for value in own["values"]]
-    for param in params if own["before"] else ():
+    params = [torch.nn.Parameter(value) for value in inputs["values"]]
+    for param in params if inputs["before"] else ():
         param.grad = torch.ones_like(param)
     memory, calls, after = addresses(params), [], []
-    given.watch.add_parameters("the parameters", params, values=False)
-    matrices = watched_weights(given, own["matrices"], getattr(torch, own["matrix dtype"]))
-    for targets, lr, weights in zip(own["targets"], own["lr"], matrices, strict=True):
+    case.watch.add_parameters("the parameters", params, values=False)
+    matrices = watched_weights(case, inputs["matrices"], getattr(torch, inputs["matrix dtype"]))
+    for targets, lr, weights in zip(inputs["targets"], inputs["lr"], matrices, strict=True):
 
         def loss(targets: list[Tensor] = targets) -> Any:
             calls.append("loss")
             compute(SECONDS)
             terms = [(p * p * t).sum() / 2 for p, t in zip(params, targets, strict=True)]
-            return sum(terms[own["first is unused"] :])
+            return sum(terms[inputs["first is unused"] :])
 
-        step(given.iterable(params), loss, lr, weights, group=given.group)
+        step(case.iterable(params), loss, lr, weights, group=case.group)
         after.append([param.detach().clone() for param in params])
     return {
         "calls of loss()": len(calls),
@@ -252,21 +252,21 @@ def mistaken(step: Step) -> Callable[..., Any]:
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
         def flat(key: Callable[[Any], list[Tensor]]) -> Tensor:
             return torch.stack(
-                [torch.cat([t.double().flatten() for t in key(own)]) for own in inputs]
+                [torch.cat([t.double().flatten() for t in key(member)]) for member in inputs]
             )
 
         used = flat(
-            lambda own: [
-                torch.full_like(value, float(i > 0 or not own["first is unused"]))
-                for i, value in enumerate(own["values"])
+            lambda member: [
+                torch.full_like(value, float(i > 0 or not member["first is unused"]))
+                for i, value in enumerate(member["values"])
             ]
         )
         values, after = inputs[me]["values"], []
-        w, older = flat(lambda own: own["values"]), used * float(inputs[me]["before"])
+        w, older = flat(lambda member: member["values"]), used * float(inputs[me]["before"])
         for t, (lr, matrix) in enumerate(
             zip(inputs[me]["lr"], inputs[me]["matrices"], strict=True)
         ):
-            factor = used * flat(lambda own, t=t: own["targets"][t])  # type: ignore[misc]
+            factor = used * flat(lambda member, t=t: member["targets"][t])  # type: ignore[misc]
 
             def gradient(w: Tensor, factor: Tensor = factor) -> Tensor:
                 return factor * w
@@ -303,9 +303,9 @@ def draw_gap(d: Draw) -> list[Any]:
     return [{"matrices": [GRAPHS[graph](d, k) for graph in graphs], "like": torch.ones(1)}]
 
 
-def run_gap(spectral_gap: Callable[..., Any], own: Any, given: Given) -> Any:
-    weights = watched_weights(given, own["matrices"], own["like"].dtype)
-    return {"gap of matrix {}": [spectral_gap(each) for each in weights]}
+def run_gap(spectral_gap: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    weights = watched_weights(case, inputs["matrices"], inputs["like"].dtype)
+    return {"gap of matrix {}": [spectral_gap(matrix) for matrix in weights]}
 
 
 GAP_MISTAKES: dict[str, Callable[[Tensor], float]] = {
@@ -330,10 +330,10 @@ def within_tolerance(case: Case, inputs: Any, expected: Any, values: Sequence[An
     errors = {
         f"gap of matrix {n}": 1e-9 if double else 1e-3 * gap or 1e-4 for n, gap in enumerate(gaps)
     }
-    mistakes = {words: [of(spectrum) for spectrum in spectra] for words, of in GAP_MISTAKES.items()}
+    mistakes = {label: [of(spectrum) for spectrum in spectra] for label, of in GAP_MISTAKES.items()}
     if case.after is None:
         mistakes["the gap of the matrix before: keep nothing between calls"] = gaps[:1] * 2
-    lookalikes = [(words, {"gap of matrix {}": wrong}) for words, wrong in mistakes.items()]
+    lookalikes = [(label, {"gap of matrix {}": pair}) for label, pair in mistakes.items()]
     right = {"gap of matrix {}": gaps}
     expect_equal(values[0], right, "rank 0", rtol=0, atol=0, errors=errors, lookalikes=lookalikes)
 
@@ -347,18 +347,18 @@ def draw_choice(d: Draw) -> list[Any]:
     """Draw matrices and a network on which no two choices take equally long."""
     # The second eigenvalue of a lazy line of two ranks is 1/2, exactly.
     power = d.maybe("a power of the eigenvalue equals the tolerance")
-    many = not power and d.maybe("40 ranks", one_in=6)
+    large = not power and d.maybe("40 ranks", one_in=6)
     any_mean = not power and d.maybe("any mean will do", one_in=6)
-    words, graph = d.one_of(
+    feature, graph = d.one_of(
         ("one never agrees", d.one_of("pairs", "each takes the next one's")),
         ("a rank sends to more than it hears", "pairs after one way"),
         ("no rank has a share of its own", "hops 1 and 2"),
     )
-    special = ["a lazy line"] if power else d.maybe(words, [graph], [], one_in=2)
+    special = ["a lazy line"] if power else d.maybe(feature, [graph], [], one_in=2)
     while True:
-        k = 2 if power else 40 if many else d.one_of(2, 3, 4, 5, 6, 7, 8, 16)
-        others = 0 if power else d.one_of(*((0, 0, 1, 2) if special else (1, 2, 3)))
-        names = [*special, *(d.one_of(*WELL_CONDITIONED) for _ in range(others))]
+        k = 2 if power else 40 if large else d.one_of(2, 3, 4, 5, 6, 7, 8, 16)
+        other_count = 0 if power else d.one_of(*((0, 0, 1, 2) if special else (1, 2, 3)))
+        names = [*special, *(d.one_of(*WELL_CONDITIONED) for _ in range(other_count))]
         names = names[:: d.one_of(1, -1)]
         matrices = [GRAPHS[name](d, k) for name in names]
         tolerance = d.one_of(0.9, 0.7, 0.3, 0.1, 0.01, 1e-6)
@@ -379,31 +379,31 @@ def draw_choice(d: Draw) -> list[Any]:
     ]
 
 
-def run_choice(choose_graph: Callable[..., Any], own: Any, given: Given) -> Any:
-    weights = watched_weights(given, own["matrices"], own["like"].dtype)
-    candidates = given.iterable(weights)
-    answer = choose_graph(candidates, *(own[key] for key in NUMBERS))
+def run_choice(choose_graph: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    weights = watched_weights(case, inputs["matrices"], inputs["like"].dtype)
+    candidates = case.iterable(weights)
+    answer = choose_graph(candidates, *(inputs[key] for key in NUMBERS))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise TypeError(f"choose_graph returns {type(answer).__name__}, expected (which, seconds)")
     left = len(candidates) if isinstance(candidates, list) else len(weights)
     return {"seconds": answer[1], "which": answer[0], "candidates in the list after the call": left}
 
 
-def fastest(less: int = 0, whole: bool = False) -> Callable[..., Any]:
-    """Return the mistake of taking `less` steps, or of a ring that sends `whole` tensors."""
+def fastest(less: int = 0, whole_tensors: bool = False) -> Callable[..., Any]:
+    """Return the mistake of taking `less` steps, or of a ring that sends `whole_tensors`."""
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        own, k = inputs[0], len(inputs[0]["matrices"][0]["numbers"])
-        latency, of_tensor = own["latency"], own["nbytes"] / own["bandwidth"]
+        member, k = inputs[0], len(inputs[0]["matrices"][0]["numbers"])
+        latency, of_tensor = member["latency"], member["nbytes"] / member["bandwidth"]
         seconds: dict[int | None, float] = {
-            None: 2 * (k - 1) * (latency + of_tensor / (1 if whole else k))
+            None: 2 * (k - 1) * (latency + of_tensor / (1 if whole_tensors else k))
         }
-        for which, matrix in enumerate(own["matrices"]):
-            steps, receivers = steps_and_receivers(matrix, own["tolerance"])
+        for choice, matrix in enumerate(member["matrices"]):
+            steps, receivers = steps_and_receivers(matrix, member["tolerance"])
             if steps:
-                seconds[which] = max(1, steps - less) * (latency + receivers * of_tensor)
-        which = min(seconds, key=lambda which: seconds[which])
-        return {"seconds": seconds[which], "which": which}
+                seconds[choice] = max(1, steps - less) * (latency + receivers * of_tensor)
+        choice = min(seconds, key=lambda choice: seconds[choice])
+        return {"seconds": seconds[choice], "which": choice}
 
     return mistake
 
@@ -411,7 +411,7 @@ def fastest(less: int = 0, whole: bool = False) -> Callable[..., Any]:
 CHOICE_MISTAKES = {
     "the time of one step less: round T up": fastest(less=1),
     "the time of a ring all-reduce with messages of n bytes: each has n/K bytes": fastest(
-        whole=True
+        whole_tensors=True
     ),
 }
 ROWS_FOR_COLUMNS = (

@@ -129,10 +129,10 @@ def as_weights(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     return (matrix["numbers"].double() / matrix["denominator"]).to(dtype)
 
 
-def watched_weights(given: Given, matrices: Sequence[Matrix], dtype: torch.dtype) -> list[Tensor]:
+def watched_weights(case: Given, matrices: Sequence[Matrix], dtype: torch.dtype) -> list[Tensor]:
     """Return the weights on a rank; the student's function must not change them."""
     weights = [as_weights(matrix, dtype) for matrix in matrices]
-    given.watch.add_parameters("the matrix", weights)
+    case.watch.add_parameters("the matrix", weights)
     return weights
 
 

@@ -77,16 +77,16 @@ def draw_layer(*shared: str) -> Callable[[Draw], list[Any]]:
     """
 
     def draw(d: Draw) -> list[Any]:
-        most, unit = LARGEST[d.dtype]
-        most_ranks, whole = max(map(len, d.groups)), d.one_of(*range(2, 8))
+        largest, unit = LARGEST[d.dtype]
+        most_ranks, common = max(map(len, d.groups)), d.one_of(*range(2, 8))
         several = (FEW_EACH,) if most_ranks > 1 else ()
         odd = drawn_oddities(d, NO_BIAS, ONE_ROW, FILLED, ZEROS, OVERFLOW, *several)
         parted = d.one_of(*(range(1, most_ranks) if FEW_EACH in odd else range(5, 10)))
         rows = () if ONE_ROW in odd else d.one_of((2,), (3,), (5,), (2, 2), (1, 3))
-        features_out, features_in = (parted, whole) if "dy" in shared else (whole, parted)
+        features_out, features_in = (parted, common) if "dy" in shared else (common, parted)
 
         def numbers(*shape: int) -> Tensor:
-            return (d.whole(2 * most + 1, *shape) - most).double() * unit
+            return (d.whole(2 * largest + 1, *shape) - largest).double() * unit
 
         inputs: list[Any] = [None] * d.world_size
         for members in d.groups:
@@ -96,52 +96,53 @@ def draw_layer(*shared: str) -> Callable[[Draw], list[Any]]:
             tensors |= {"dy": numbers(*rows, features_out)}
             parts = {name: tensors[name].tensor_split(len(members), -1) for name in shared}
             for me, rank in enumerate(members):
-                own = {**tensors, **{name: part[me].clone() for name, part in parts.items()}}
-                own[shared[0]] *= rank != odd.get(ZEROS)
+                member = {**tensors, **{name: part[me].clone() for name, part in parts.items()}}
+                member[shared[0]] *= rank != odd.get(ZEROS)
                 if rank == odd.get(OVERFLOW):
-                    own[shared[0]] = d.not_finite(own[shared[0]])
-                inputs[rank] = {**linear, **own, "training": d.form.training}
+                    member[shared[0]] = d.not_finite(member[shared[0]])
+                inputs[rank] = {**linear, **member, "training": d.form.training}
                 inputs[rank]["before"] = FILLED in odd
         return inputs
 
     return draw
 
 
-def run_layer(make_layer: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_layer(make_layer: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``make_layer(linear, group=group)``, then forward and backward of the result."""
     linear = nn.Linear(1, 1, device="meta")
-    linear.out_features, linear.in_features = own["weight"].shape
-    linear.weight = nn.Parameter(own["weight"])
-    linear.register_parameter("bias", None if own["bias"] is None else nn.Parameter(own["bias"]))
-    linear.train(own["training"])
+    linear.out_features, linear.in_features = inputs["weight"].shape
+    linear.weight = nn.Parameter(inputs["weight"])
+    bias = inputs["bias"]
+    linear.register_parameter("bias", None if bias is None else nn.Parameter(bias))
+    linear.train(inputs["training"])
     looks = looks_of(linear)
-    layer = make_layer(linear, group=given.group)
+    layer = make_layer(linear, group=case.group)
     if looks_of(linear) != looks:
         raise RuntimeError("the function changes linear. It must leave linear as it is")
     if not isinstance(layer, nn.Module):
         raise TypeError(f"your function returns {type(layer).__name__}, expected an nn.Module")
-    whole = [weakref.ref(param) for param in linear.parameters()]
+    refs = [weakref.ref(param) for param in linear.parameters()]
     del linear
-    x = own["x"].clone().requires_grad_()
+    x = inputs["x"].clone().requires_grad_()
     # x is also used directly, because a model has a residual connection around such layers.
     # Before the backward, there is a second forward, of different rows that need no gradient.
-    y, later, beside = layer(x), layer(2 * own["x"]), (x * own["dx"]).sum()
+    y, later, beside = layer(x), layer(2 * inputs["x"]), (x * inputs["dx"]).sum()
     weight, bias = parameter_of(layer, "weight"), parameter_of(layer, "bias")
     results = {"output": y.detach(), "later output": later.detach()}
     results |= {"weight": weight.detach(), "bias": None if bias is None else bias.detach()}
-    if y.shape == own["dy"].shape:
-        for param in (weight, bias) if own["before"] else ():
+    if y.shape == inputs["dy"].shape:
+        for param in (weight, bias) if inputs["before"] else ():
             if param is not None and param.requires_grad:
                 param.grad = torch.ones_like(param)
-        torch.autograd.backward([y, beside], [own["dy"], torch.ones_like(beside)])
+        torch.autograd.backward([y, beside], [inputs["dy"], torch.ones_like(beside)])
         results |= {"gradient of x": x.grad, "gradient of weight": weight.grad}
         results |= {"gradient of bias": None if bias is None else bias.grad}
     gc.collect()  # a reference cycle that is no longer in use may hold the layer
-    results["the module still holds the whole layer"] = any(ref() is not None for ref in whole)
+    results["the module still holds the whole layer"] = any(ref() is not None for ref in refs)
     count = sum(param.numel() for param in layer.parameters())
     results["numbers in the module's parameters"] = count
-    more = "numbers that the module keeps in memory in addition to its parameters"
-    return {**results, more: numbers_beside(layer, own)}
+    extra_label = "numbers that the module keeps in memory in addition to its parameters"
+    return {**results, extra_label: numbers_beside(layer, inputs)}
 
 
 def parameter_of(layer: nn.Module, name: str) -> Any:
@@ -157,7 +158,7 @@ def looks_of(linear: nn.Linear) -> Any:
     return aspects(linear), shapes, linear.in_features, linear.out_features
 
 
-def numbers_beside(layer: nn.Module, own: Any) -> int:
+def numbers_beside(layer: nn.Module, inputs: Any) -> int:
     """Return how many numbers the module's tensors keep in memory in addition to its own parts.
 
     Memory that is shared with the input is reported elsewhere; single numbers do not count.
@@ -166,7 +167,7 @@ def numbers_beside(layer: nn.Module, own: Any) -> int:
     for tensor in held_by(layer):
         storage = tensor.untyped_storage()
         memory[storage.data_ptr()] = storage.nbytes() // tensor.itemsize
-    for tensor in tensors_in(own):
+    for tensor in tensors_in(inputs):
         memory.pop(tensor.untyped_storage().data_ptr(), None)
     parts = {
         id(tensor): tensor.numel()
@@ -182,15 +183,15 @@ def own_term(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
 
 
 def residual_summed(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    others = (len(inputs) - 1) * inputs[me]["dx"]
-    return {"gradient of x": expected[me]["gradient of x"] + others}
+    extra = (len(inputs) - 1) * inputs[me]["dx"]
+    return {"gradient of x": expected[me]["gradient of x"] + extra}
 
 
 def many_biases(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
     if inputs[me]["bias"] is None:
         return None
-    others = (len(inputs) - 1) * inputs[me]["bias"]
-    return {name: expected[me][name] + others for name in ("output", "later output")}
+    extra = (len(inputs) - 1) * inputs[me]["bias"]
+    return {name: expected[me][name] + extra for name in ("output", "later output")}
 
 
 def gradients_times(factor: Callable[[int], float], *names: str) -> Callable[..., Any]:
@@ -265,12 +266,12 @@ def draw_training(d: Draw) -> list[Any]:
         drawn: list[Tensor | None] = [factor * d.randn(*shape) for shape in shapes]
         if (rank, step) == (odd.get(OVERFLOW), 0):
             drawn[0] = d.not_finite(factor * d.randn(*shapes[0]))
-        missing = {*plan["frozen"]}
+        absent = {*plan["frozen"]}
         if step == 1 and rank == odd.get(LACKS):
-            missing |= {*unused}
+            absent |= {*unused}
         if step == 1 and NOBODY in odd:
-            missing |= {0}
-        return [None if i in missing else gradient for i, gradient in enumerate(drawn)]
+            absent |= {0}
+        return [None if i in absent else gradient for i, gradient in enumerate(drawn)]
 
     inputs: list[Any] = [None] * d.world_size
     for members in d.groups:
@@ -284,77 +285,80 @@ def draw_training(d: Draw) -> list[Any]:
     return inputs
 
 
-def run_training(sharded_optimizer: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_training(sharded_optimizer: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Take the case's steps; return the weights, and the counts of updated and kept numbers."""
     params = [
-        nn.Parameter(weight.clone(), requires_grad=i not in own["frozen"])
-        for i, weight in enumerate(own["weights"])
+        nn.Parameter(weight.clone(), requires_grad=i not in inputs["frozen"])
+        for i, weight in enumerate(inputs["weights"])
     ]
-    cls, options, _ = OPTIMIZERS[own["optimizer"]]
-    for param in params if own["before"] else ():
+    cls, options, _ = OPTIMIZERS[inputs["optimizer"]]
+    for param in params if inputs["before"] else ():
         param.grad = torch.ones_like(param)  # an old gradient, which the steps must not use
-    made: list[Any] = []
+    optimizers: list[Any] = []
 
     def make_optimizer(tensors: Any) -> Any:
-        made.append(cls(tensors, **options))
-        return made[-1]
+        optimizers.append(cls(tensors, **options))
+        return optimizers[-1]
 
     def make_another() -> list[nn.Parameter]:
         """Make a model with the same shapes, which is not trained meanwhile."""
-        model = [nn.Parameter(torch.ones_like(weight)) for weight in own["weights"]]
-        sharded_optimizer(model, lambda tensors: cls(tensors, **options), group=given.group)
+        model = [nn.Parameter(torch.ones_like(weight)) for weight in inputs["weights"]]
+        sharded_optimizer(model, lambda tensors: cls(tensors, **options), group=case.group)
         return model
 
-    given.watch.add_parameters("the parameters", params, values=False)
-    others = make_another()
-    all_params = given.iterable([*params, *(params[i] for i in own["tied"])])
-    step = sharded_optimizer(all_params, make_optimizer, group=given.group)
-    others += make_another()
+    case.watch.add_parameters("the parameters", params, values=False)
+    untrained = make_another()
+    all_params = case.iterable([*params, *(params[i] for i in inputs["tied"])])
+    step = sharded_optimizer(all_params, make_optimizer, group=case.group)
+    untrained += make_another()
     if not callable(step):
         raise TypeError(f"your function returns {type(step).__name__}, expected a function step()")
     memory = addresses(params)  # a function that moves parameters in memory has done so by now
     weights = []
-    for gradients in own["gradients"]:
+    for gradients in inputs["gradients"]:
         for param, gradient in zip(params, gradients, strict=True):
             param.grad = None if gradient is None else gradient.clone()
         step()
         weights.append([param.detach().clone() for param in params])
-        for optimizer in made if own["forgets"] else ():  # only to show a common mistake
+        for optimizer in optimizers if inputs["forgets"] else ():  # only to show a common mistake
             optimizer.state.clear()
-        for group in (group for each in made if own["halved"] for group in each.param_groups):
-            group["lr"] /= 2
-    updated = [t for each in made for group in each.param_groups for t in group["params"]]
-    state = [v for each in made for kept in each.state.values() for v in kept.values()]
+        for optimizer in optimizers if inputs["halved"] else ():
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    updated = [tensor for group in groups for tensor in group["params"]]
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    numbers = [number for state in states for number in state.values()]
     return {
         "after step {}, parameter {}": weights,
-        "parameter {} of models that are not trained": [param.detach() for param in others],
+        "parameter {} of models that are not trained": [param.detach() for param in untrained],
         OWN_MEMORY: memory_of(params, memory),
-        "updates": sum(t.numel() for t in updated),
-        "state": sum(v.numel() for v in state if isinstance(v, Tensor) and v.dim()),
+        "updates": sum(tensor.numel() for tensor in updated),
+        "state": sum(v.numel() for v in numbers if isinstance(v, Tensor) and v.dim()),
     }
 
 
 def its_share(case: Case, observed: Observed, trace: Trace) -> None:
     """Expect the optimizer to update and keep at most a K-th of the numbers, rounded up."""
-    for rank, (output, given) in enumerate(zip(observed.outputs, observed.inputs, strict=True)):
-        own = given["own"]
-        sizes = [weight.numel() for weight in own["weights"]]
-        total = sum(size for i, size in enumerate(sizes) if i not in own["frozen"])
-        most = ceil(total / own["ranks"])
+    for rank, (output, shown) in enumerate(zip(observed.outputs, observed.inputs, strict=True)):
+        member = shown["own"]
+        sizes = [weight.numel() for weight in member["weights"]]
+        total = sum(size for i, size in enumerate(sizes) if i not in member["frozen"])
+        largest_share = ceil(total / member["ranks"])
         limits = {
-            "updates {} numbers": (output["value"]["updates"], most),
+            "updates {} numbers": (output["value"]["updates"], largest_share),
             "keeps {} numbers of state": (
                 output["value"]["state"],
-                OPTIMIZERS[own["optimizer"]][2] * most,
+                OPTIMIZERS[member["optimizer"]][2] * largest_share,
             ),
         }
-        for words, (count, limit) in limits.items():
+        for template, (count, limit) in limits.items():
             if count > limit:
                 raise Wrong(
-                    f"rank {rank}'s optimizer {words.format(count)}, expected at most {limit}",
+                    f"rank {rank}'s optimizer {template.format(count)}, expected at most {limit}",
                     f"There are n = {total} numbers to train. A rank may update ⌈n/K⌉ of them, and "
                     "keep state for these only."
-                    + (" A tied parameter counts once." if own["tied"] else ""),
+                    + (" A tied parameter counts once." if member["tied"] else ""),
                 )
 
 
@@ -362,14 +366,14 @@ def with_counts_apart(check: Check) -> Check:
     """Return the check with a judge that does not see the counts: `its_share` judges them."""
 
     def judge(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        seen = []
+        shown = []
         for output, right in zip(outputs, check.prepare(case, inputs).values, strict=True):
             match output:
                 case {"value": {"updates": int(), "state": int(), **rest}, **report}:
                     counts = {name: right[name] for name in COUNTS}
                     output = {**report, "value": {**rest, **counts}}
-            seen.append(output)
-        check.judge(case, inputs, seen)
+            shown.append(output)
+        check.judge(case, inputs, shown)
 
     limits, memory = check.expects
     return replace(check, judge=judge, expects=(memory, limits))
@@ -378,17 +382,16 @@ def with_counts_apart(check: Check) -> Check:
 def summed(inputs: Sequence[Any]) -> Sequence[Any]:
     """Multiply all gradients by the number of ranks, so that their mean is the sum."""
 
-    def times(factor: int, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return [None if gradient is None else factor * gradient for gradient in gradients]
+    def times(factor: int, steps: Sequence[Sequence[Tensor | None]]) -> list[list[Tensor | None]]:
+        return [[None if g is None else factor * g for g in step] for step in steps]
 
     return [
-        {**own, "gradients": [times(own["ranks"], each) for each in own["gradients"]]}
-        for own in inputs
+        {**member, "gradients": times(member["ranks"], member["gradients"])} for member in inputs
     ]
 
 
 def forgetful(inputs: Sequence[Any]) -> Sequence[Any]:
-    return [{**own, "forgets": True, "halved": False} for own in inputs]
+    return [{**member, "forgets": True, "halved": False} for member in inputs]
 
 
 # Task 4: a pipeline schedule, executed on ranks ---------------------------------------------------
@@ -403,27 +406,28 @@ def draw_pipeline(d: Draw) -> list[Any]:
     between = round(0.5 * (quotient + below), 3)
     largest = 1.0 if m == 1 else between
     bubble = d.one_of(quotient, between, largest)
-    words = f"{late}/{m + late}" if bubble == quotient else bubble
-    d.say(f"bubble {words}")
+    label = f"{late}/{m + late}" if bubble == quotient else bubble
+    d.say(f"bubble {label}")
     x = d.randn(m, 2, 3)
     return [{"bubble": bubble, "x": x, "weight": d.randn(3, 3)} for _ in d.ranks]
 
 
-def run_pipeline(schedule: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_pipeline(schedule: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``schedule(world_size, bubble)``, and execute it if every rank's steps are valid.
 
     A stage is a matrix and a tanh, and takes `FORWARD` and `BACKWARD` seconds. Sends do not wait,
     but a rank waits for the data that it needs. So a schedule that cannot continue is a deadlock.
     """
     rank, p = dist.get_rank(), dist.get_world_size()
-    made = schedule(p, own["bubble"])
-    steps, weight = as_steps(made), nn.Parameter(own["weight"].clone())
-    if steps and len(steps) == p and not any(wrong_steps(each, len(own["x"])) for each in steps):
-        run_stage(steps[rank], weight, own["x"], rank, p)
+    answer = schedule(p, inputs["bubble"])
+    steps, weight = as_steps(answer), nn.Parameter(inputs["weight"].clone())
+    m = len(inputs["x"])
+    if steps and len(steps) == p and not any(wrong_steps(of_rank, m) for of_rank in steps):
+        run_stage(steps[rank], weight, inputs["x"], rank, p)
     else:  # its time passes, so that a wrong schedule is not reported as a missing computation
-        for seconds in (FORWARD, BACKWARD) * len(own["x"]):
+        for seconds in (FORWARD, BACKWARD) * m:
             compute(seconds)
-    return {"schedule": describe(made) if steps is None else steps, STAGE: weight.grad}
+    return {"schedule": describe(answer) if steps is None else steps, STAGE: weight.grad}
 
 
 def run_stage(steps: Any, weight: nn.Parameter, inputs: Tensor, rank: int, p: int) -> None:
@@ -452,21 +456,10 @@ def run_stage(steps: Any, weight: nn.Parameter, inputs: Tensor, rank: int, p: in
             work.wait()
 
 
-def computations(case: Case, inputs: Sequence[Any]) -> list[dict[float, int]]:
-    """Return seconds → how often a rank computes so long, in any order of its steps.
-
-    The reference's trace does not say it: there, steps without a message between them are one.
-    """
-    calls = [[call for call in (each, each.get("before")) if call] for each in inputs]
-    counts = [sum(len(call["own"]["x"]) for call in of_rank) for of_rank in calls]
-    return [{FORWARD: count, BACKWARD: count} for count in counts]
-
-
 def for_time(check: Check) -> Check:
     """Return the check with its limits on communication as the part “time” of the points."""
-    limits, *others = check.expects
-    expects = (replace(limits, part="time"), *others)
-    return replace(check, computes=computations, expects=expects)
+    limits, *further = check.expects
+    return replace(check, expects=(replace(limits, part="time"), *further))
 
 
 # The checks ---------------------------------------------------------------------------------------
@@ -477,11 +470,11 @@ def drawn_weights(generator: torch.Generator) -> tuple[Case, list[Any]]:
     k, layers, steps = one_of(generator, 2, 3, 4), one_of(generator, 3, 4, 5), 3
     sizes = [one_of(generator, *range(40, 300)) for _ in range(layers)]
     frozen = one_of(generator, *range(layers))
-    network, words = drawn_network(generator)
+    network, sentence = drawn_network(generator)
     name = (
         f"{k} ranks, three steps. Parameters 0 to {layers - 1} have "
-        f"{', '.join(map(str, sizes))} numbers of 4 bytes. Parameter {frozen} is frozen.\n{words}; "
-        "reduce_scatter and all_gather are rings."
+        f"{', '.join(map(str, sizes))} numbers of 4 bytes. Parameter {frozen} is frozen.\n"
+        f"{sentence}; reduce_scatter and all_gather are rings."
     )
 
     def draw() -> list[Tensor]:
@@ -492,7 +485,7 @@ def drawn_weights(generator: torch.Generator) -> tuple[Case, list[Any]]:
     inputs = []
     for _ in range(k):
         drawn = [draw() for _ in range(steps)]
-        gradients = [[None if i == frozen else g for i, g in enumerate(each)] for each in drawn]
+        gradients = [[None if i == frozen else g for i, g in enumerate(row)] for row in drawn]
         inputs.append({**plan, "gradients": gradients})
     return Case(name, k, network=network), inputs
 

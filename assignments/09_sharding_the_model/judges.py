@@ -26,16 +26,16 @@ STAGE = "gradient of this rank's stage"
 Steps = list[list[Any]]
 
 
-def as_steps(made: Any) -> list[Steps] | None:
+def as_steps(answer: Any) -> list[Steps] | None:
     """Return a schedule as lists of [action, micro-batch]; None if it is anything else."""
-    if not _listed(made) or not all(_listed(steps) for steps in made):
+    if not _listed(answer) or not all(_listed(steps) for steps in answer):
         return None
-    for step in (step for steps in made for step in steps):
+    for step in (step for steps in answer for step in steps):
         if not _listed(step) or len(step) != 2 or step[0] not in ("F", "B"):
             return None
         if type(step[1]) is not int and not isinstance(step[1], np.integer):
             return None
-    return [[[action, int(number)] for action, number in steps] for steps in made]
+    return [[[action, int(number)] for action, number in steps] for steps in answer]
 
 
 def _listed(value: Any) -> bool:
@@ -49,8 +49,8 @@ def wrong_steps(steps: Steps, micro_batches: int) -> str:
         for m in range(micro_batches):
             if counts[action, m] != 1:
                 return f'has the step ("{action}", {m}) {counts[action, m]} times, expected once'
-    if more := [f'("{a}", {m})' for a, m in counts if not 0 <= m < micro_batches]:
-        return f"has the step {more[0]}, but the last micro-batch is {micro_batches - 1}"
+    if strangers := [f'("{a}", {m})' for a, m in counts if not 0 <= m < micro_batches]:
+        return f"has the step {strangers[0]}, but the last micro-batch is {micro_batches - 1}"
     for m in range(micro_batches):
         if steps.index(["B", m]) < steps.index(["F", m]):
             return f"does the backward of micro-batch {m} before its forward"
@@ -67,23 +67,23 @@ def whole_schedule(
 ) -> None:
     """Judge the form, the number of micro-batches, every rank's steps, and the gradients."""
     for rank, value in enumerate(values):
-        made = value["schedule"]
-        if not isinstance(made, list):
+        schedule = value["schedule"]
+        if not isinstance(schedule, list):
             raise Wrong(
-                f"rank {rank}: the schedule is {made}, expected a list that holds a list of steps, "
-                'such as ("F", 0), for each rank'
+                f"rank {rank}: the schedule is {schedule}, expected a list that holds a list of "
+                'steps, such as ("F", 0), for each rank'
             )
-        if len(made) != case.world_size:
-            ranks = counted(len(made), "rank")
+        if len(schedule) != case.world_size:
+            ranks = counted(len(schedule), "rank")
             raise Wrong(
                 f"rank {rank}: the schedule has steps for {ranks}, expected {case.world_size}"
             )
-        if made != values[0]["schedule"]:
+        if schedule != values[0]["schedule"]:
             raise Wrong(f"rank {rank} returns a different schedule than rank 0")
     for rank, steps in enumerate(values[0]["schedule"]):
         _expect_few(rank, steps, case.world_size, len(inputs[0]["x"]), inputs[0]["bubble"])
-        if wrong := wrong_steps(steps, len(inputs[0]["x"])):
-            raise Wrong(f"rank {rank} {wrong}")
+        if fault := wrong_steps(steps, len(inputs[0]["x"])):
+            raise Wrong(f"rank {rank} {fault}")
     for rank, (value, right) in enumerate(zip(values, expected, strict=True)):
         # The order of the backwards is free, so sums may be rounded otherwise than the reference's.
         expect_equal({STAGE: value[STAGE]}, {STAGE: right[STAGE]}, f"rank {rank}", atol=1e-5)
@@ -108,14 +108,14 @@ def holds_few(case: Case, observed: Observed, trace: Trace) -> None:
         for action, _ in steps:
             held += 1 if action == "F" else -1
             peak = max(peak, held)
-        most = min(case.world_size - rank, len(observed.inputs[0]["own"]["x"]))
-        if peak > most:
+        limit = min(case.world_size - rank, len(observed.inputs[0]["own"]["x"]))
+        if peak > limit:
             begin = [action for action, _ in steps].index("B")
             raise Wrong(
                 f"rank {rank} holds the activations of {peak} micro-batches at once, expected at "
-                f"most {most}",
-                f"It does {begin} forwards before its first backward, but needs only {most}."
-                if begin > most
+                f"most {limit}",
+                f"It does {begin} forwards before its first backward, but needs only {limit}."
+                if begin > limit
                 else "From the first backward on, do a forward and a backward in turn.",
             )
 
@@ -127,15 +127,15 @@ def _computed_in_order(sends: bool) -> Callable[[Case, Observed, int], list[tupl
     """Return what a rank's schedule has computed when a message begins, and when one has come."""
 
     def bounds(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
-        limits, done = [], 0.0
+        limits, seconds = [], 0.0
         for action, _ in observed.outputs[rank]["value"]["schedule"][rank]:
             forward = action == "F"
             source, to = (rank - 1, rank + 1) if forward else (rank + 1, rank - 1)
             if not sends and 0 <= source < case.world_size:
-                limits.append((done, done))
-            done += FORWARD if forward else BACKWARD
+                limits.append((seconds, seconds))
+            seconds += FORWARD if forward else BACKWARD
             if sends and 0 <= to < case.world_size:
-                limits.append((done, math.inf))
+                limits.append((seconds, math.inf))
         return limits
 
     return bounds

@@ -35,11 +35,11 @@ ONCE = (
 )
 
 
-def run_light(speed_of_light: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_light(speed_of_light: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``speed_of_light(flops, sent, received, rate, bandwidth)``."""
-    lists = [given.iterable(own[key]) for key in KEYS]
+    lists = [case.iterable(inputs[key]) for key in KEYS]
     try:
-        return {"seconds": speed_of_light(*lists, own["rate"], own["bandwidth"])}
+        return {"seconds": speed_of_light(*lists, inputs["rate"], inputs["bandwidth"])}
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(lists[0], types.GeneratorType):
             error.add_note(ONCE)
@@ -71,9 +71,9 @@ def light(of_rank: Callable[..., float] = max, of_all: Callable[..., float] = ma
     """Return the mistake of another time for a rank, or for all of them."""
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        (own,) = inputs
-        rate, bandwidth = own["rate"], own["bandwidth"]
-        work = zip(*(own[key] for key in KEYS), strict=True)
+        (rank_input,) = inputs
+        rate, bandwidth = rank_input["rate"], rank_input["bandwidth"]
+        work = zip(*(rank_input[key] for key in KEYS), strict=True)
         times = [of_rank(f / rate, s / bandwidth, r / bandwidth) for f, s, r in work]
         return {"seconds": of_all(times)}
 
@@ -103,9 +103,9 @@ def race_inputs(case: Case, generator: torch.Generator) -> list[Any]:
     return inputs(Race.of(case.parameters), seed)
 
 
-def run_race(train: Callable[..., Any], own: Any, given: Given) -> Any:
+def run_race(train: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``train(job)``; return the trained weights, and the bytes that the rank says it sent."""
-    result = run_rank(train, own, given.ask)
+    result = run_rank(train, inputs, case.ask)
     return {"weights": result["weights"], "bytes": result["bytes"]}
 
 

@@ -62,11 +62,11 @@ def in_time(part: str, hint: str = "") -> Expectation:
         missed = [name for name, limit in limits.items() if score.seconds > limit]
         if part not in missed:
             return
-        most = f"at most {1e3 * limits[part]:g} ms for the points of ‘{part}’"
+        limit = f"at most {1e3 * limits[part]:g} ms for the points of ‘{part}’"
         if part != missed[0]:  # the sentences about the first one say the rest
-            raise Wrong(f"training may take {most}", hint)
+            raise Wrong(f"training may take {limit}", hint)
         raise Wrong(
-            f"training takes {1e3 * score.seconds:.1f} ms on the virtual clock, expected {most}",
+            f"training takes {1e3 * score.seconds:.1f} ms on the virtual clock, expected {limit}",
             f"{1e3 * score.computed:.1f} ms of this is for gradients. "
             f"{bounded(score, limits[part])} {hint}".rstrip(),
         )

@@ -60,7 +60,7 @@ class Race:
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Race:
         """Return the race of a case's parameters; further parameters are ignored."""
-        names = {each.name for each in fields(cls)}
+        names = {parameter.name for parameter in fields(cls)}
         return cls(**{name: value for name, value in parameters.items() if name in names})
 
     @property
@@ -116,23 +116,23 @@ def draw(race: Race, seed: str) -> Draw:
     centres = torch.cat([centres, -centres])
 
     def rows(number: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
-        which = torch.randint(count, (number,), generator=generator)
+        clusters = torch.randint(count, (number,), generator=generator)
         if rank is not None:
-            own = torch.rand(number, generator=generator, dtype=torch.float32) < race.skew
-            theirs = which - which % race.world_size + rank
-            which = torch.where(own & (theirs < count), theirs, which)
-        x = centres[which] + race.noise * randn(number, race.features)
-        return x, which % race.classes
+            is_skewed = torch.rand(number, generator=generator, dtype=torch.float32) < race.skew
+            of_rank = clusters - clusters % race.world_size + rank
+            clusters = torch.where(is_skewed & (of_rank < count), of_rank, clusters)
+        x = centres[clusters] + race.noise * randn(number, race.features)
+        return x, clusters % race.classes
 
-    own = [rows(race.rows, rank) for rank in range(race.world_size)]
-    shapes = [each.shape for each in model_of(race).parameters()]
+    rank_rows = [rows(race.rows, rank) for rank in range(race.world_size)]
+    shapes = [param.shape for param in model_of(race).parameters()]
     weights = [
         randn(*shape) / math.sqrt(shape[-1])
         if len(shape) > 1
         else torch.zeros(shape, dtype=torch.float32)
         for shape in shapes
     ]
-    return Draw(weights, [x for x, _ in own], [y for _, y in own], rows(4096))
+    return Draw(weights, [x for x, _ in rank_rows], [y for _, y in rank_rows], rows(4096))
 
 
 def model_of(race: Race, weights: Sequence[Tensor] = ()) -> nn.Module:

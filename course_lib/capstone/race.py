@@ -62,22 +62,22 @@ class Job:
         return float(reply["loss"])
 
 
-def answer(own: dict[str, Any], question: Any) -> tuple[Any, float]:
+def answer(rank_input: dict[str, Any], question: Any) -> tuple[Any, float]:
     """Return loss and gradients of a rank's rows, and the virtual seconds that they cost.
 
     Args:
-        own: the rank's ``race`` (parameters), ``seed`` and ``rank``.
+        rank_input: the rank's ``race`` (parameters), ``seed`` and ``rank``.
         question: ``weights`` of the model's shapes, float32; ``rows``, int64.
 
     Raises:
         ValueError: the question has another form.
 
     """
-    race = Race.of(own["race"])
-    drawn = draw(race, own["seed"])
+    race = Race.of(rank_input["race"])
+    drawn = draw(race, rank_input["seed"])
     match question:
         case {"weights": [*weights], "rows": Tensor() as rows} if len(question) == 2:
-            shapes = [each.shape for each in drawn.weights]
+            shapes = [weight.shape for weight in drawn.weights]
             if [getattr(w, "shape", None) for w in weights] != shapes or not all(
                 w.dtype == torch.float32 for w in weights
             ):
@@ -89,13 +89,13 @@ def answer(own: dict[str, Any], question: Any) -> tuple[Any, float]:
         case _:
             raise ValueError("a question has weights and rows")
     model = model_of(race, weights)
-    x, y = drawn.x[own["rank"]][rows], drawn.y[own["rank"]][rows]
+    x, y = drawn.x[rank_input["rank"]][rows], drawn.y[rank_input["rank"]][rows]
     loss = F.cross_entropy(model(x), y)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     return {"loss": float(loss.detach()), "gradients": list(gradients)}, race.seconds(len(rows))
 
 
-def run_rank(train: Callable[[Job], Any], own: dict[str, Any], ask: Ask) -> dict[str, Any]:
+def run_rank(train: Callable[[Job], Any], rank_input: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Call ``train(job)`` on this rank.
 
     Returns:
@@ -103,8 +103,8 @@ def run_rank(train: Callable[[Job], Any], own: dict[str, Any], ask: Ask) -> dict
         number), and the ``curve`` of its losses.
 
     """
-    race = Race.of(own["race"])
-    model = model_of(race, own["weights"])
+    race = Race.of(rank_input["race"])
+    model = model_of(race, rank_input["weights"])
     job = Job(model, race.rows, race.target, race.network, DEVICE, ask)
     number: Any = train(job)
     is_number = isinstance(number, Real)  # NumPy's numbers, too
@@ -156,8 +156,8 @@ def score_of(trace: Trace, race: Race) -> Score:
         computed.append(sum(e.end - e.start for e in events if e.kind == "compute"))
         sent.append(trace.bytes_sent(rank))
         # In a collective, a rank receives as many bytes as it sends.
-        own = {kind: sum(e.bytes for e in events if e.kind == kind) for kind in ("send", "recv")}
-        received.append(sent[-1] - own["send"] + own["recv"])
+        nbytes = {kind: sum(e.bytes for e in events if e.kind == kind) for kind in ("send", "recv")}
+        received.append(sent[-1] - nbytes["send"] + nbytes["recv"])
     return Score(
         seconds=trace.makespan,
         computed=max(computed),
@@ -169,7 +169,7 @@ def score_of(trace: Trace, race: Race) -> Score:
 
 def inputs(race: Race, seed: str) -> list[dict[str, Any]]:
     """Return what `run_rank` and `answer` need on each rank. A rank must not see the ``seed``."""
-    weights = [each.clone() for each in draw(race, seed).weights]
+    weights = [weight.clone() for weight in draw(race, seed).weights]
     shared = {"race": asdict(race), "weights": weights, "seed": seed}
     return [{**shared, "rank": rank} for rank in range(race.world_size)]
 
@@ -193,13 +193,13 @@ def rehearse(
 
     """
 
-    def on_rank(own: dict[str, Any]) -> dict[str, Any]:
+    def on_rank(rank_input: dict[str, Any]) -> dict[str, Any]:
         def ask(question: Any) -> Any:
-            reply, seconds = answer(own, question)
+            reply, seconds = answer(rank_input, question)
             compute(seconds)
             return reply
 
-        return run_rank(train, own, ask)
+        return run_rank(train, rank_input, ask)
 
     with Ranks(race.world_size, on="simulated", network=race.network) as ranks:
         results = ranks.run(on_rank, per_rank(inputs(race, seed)))

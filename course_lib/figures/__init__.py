@@ -28,6 +28,7 @@ from course_lib.figures._chunks import (
     draw_cables,
     draw_outcomes,
     explore_chunks,
+    explore_circle,
     marked_chunks,
 )
 from course_lib.figures._explore import explore, tip
@@ -59,6 +60,7 @@ __all__ = [
     "error_curves",
     "explore",
     "explore_chunks",
+    "explore_circle",
     "feedback_step",
     "label_ends",
     "marked_chunks",

@@ -10,7 +10,8 @@ no other chunk uses. So a sum shows all its parts. "b02" is the sum of chunk b o
 "Σb" is the sum of chunk b of all ranks.
 
 `draw_outcomes` draws what ranks hold, for example before and after each step. An algorithm can also
-be watched while it runs (`chunk_moments`); `draw_moment` draws one moment of it, for `explore`.
+be watched while it runs (`chunk_moments`); `draw_moment` draws one moment of it, for `explore`, and
+`draw_circle` one of a ring, with the ranks on a circle.
 
 Each rank has a colour. A box has a stripe for every rank whose part it holds, so colours mix while
 ranks add up; a sum of all ranks is one solid dark box. New content is bold, in a thick frame.
@@ -106,25 +107,39 @@ def draw_outcomes(outcomes: Mapping[str, Sequence[Tensor]]) -> Figure:
 
 def _draw_grid(axes: Axes, grid: Sequence[Sequence[str]], before: Sequence[Sequence[str]]) -> None:
     """Draw a row for each rank, rank 0 on top, and a box for each row of its tensor."""
+    width = max(len(row) for row in [*grid, *before])
+    for rank in range(len(grid)):
+        axes.text(-0.15, rank, f"rank {rank}", ha="right", va="center", fontsize=9)
+    _draw_rows(axes, grid, before, [(0, rank) for rank in range(len(grid))], len(grid))
+    axes.set(xlim=(-1.3, width + 0.05), ylim=(len(grid) - 0.5, -0.6))
+
+
+def _draw_rows(
+    axes: Axes,
+    grid: Sequence[Sequence[str]],
+    before: Sequence[Sequence[str]],
+    at: Sequence[tuple[float, float]],
+    world_size: int,
+) -> None:
+    """Draw rows of boxes; `at[row]` is the left end of a row and its y in the middle."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    width = max(len(row) for row in [*grid, *before])
     stripes: dict[str, list[Path]] = {}
     frames: dict[float, list[Path]] = {0.8: [], 2.2: []}
-    for rank, row in enumerate(grid):
-        axes.text(-0.15, rank, f"rank {rank}", ha="right", va="center", fontsize=9)
+    for row, was, (start, y) in zip(grid, before, at, strict=True):
         for place, name in enumerate(row):
-            new = bool(name) and name not in before[rank][place : place + 1]
-            frames[2.2 if new else 0.8].append(_box(place, place + 1, rank))
-            hues = _hues(name, len(grid))
+            x = start + place
+            new = bool(name) and name not in was[place : place + 1]
+            frames[2.2 if new else 0.8].append(_box(x, x + 1, y))
+            hues = _hues(name, world_size)
             for number, hue in enumerate(hues):
-                left, right = (place + edge / len(hues) for edge in (number, number + 1))
-                stripes.setdefault(hue, []).append(_box(left, right, rank))
+                left, right = (x + edge / len(hues) for edge in (number, number + 1))
+                stripes.setdefault(hue, []).append(_box(left, right, y))
             weight = "bold" if new else "normal"
             size = 9 if len(name) < 4 else 8 if len(name) < 7 else 7
             ink = "white" if hues == [_DONE] else "black"
-            axes.text(place + 0.07, rank, name, va="center", size=size, weight=weight, color=ink)
+            axes.text(x + 0.07, y, name, va="center", size=size, weight=weight, color=ink)
     # All boxes of one colour at once: single boxes would be four times as long in SVG.
     for hue, paths in stripes.items():
         axes.add_patch(PathPatch(Path.make_compound_path(*paths), facecolor=hue, lw=0))
@@ -132,13 +147,12 @@ def _draw_grid(axes: Axes, grid: Sequence[Sequence[str]], before: Sequence[Seque
         if paths:
             together = Path.make_compound_path(*paths)
             axes.add_patch(PathPatch(together, facecolor="none", edgecolor="black", lw=thick))
-    axes.set(xlim=(-1.3, width + 0.05), ylim=(len(grid) - 0.5, -0.6))
 
 
-def _box(left: float, right: float, rank: int) -> Path:
+def _box(left: float, right: float, y: float) -> Path:
     from matplotlib.path import Path
 
-    top, bottom = rank - 0.42, rank + 0.42
+    top, bottom = y - 0.42, y + 0.42
     corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
     return Path(corners, closed=True)
 
@@ -308,6 +322,44 @@ def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figu
     return figure
 
 
+def draw_circle(moments: Sequence[Moment], number: int) -> Figure:
+    """Draw moment `number` of a ring: ranks on a circle, and between them the chunks that moved."""
+    import matplotlib.pyplot as plt
+
+    now, before = moments[number], moments[max(0, number - 1)]
+    k = len(now.held)
+    radius = 2 + 0.8 * k
+
+    def place(rank: float) -> tuple[float, float]:
+        turn = 2 * math.pi * rank / k
+        return radius * math.sin(turn), -radius * math.cos(turn)
+
+    figure = plt.figure(figsize=(6.4, 5.2))
+    axes = figure.add_axes((0, 0, 1, 0.94))
+    axes.axis("off")
+    axes.set(xlim=(-radius - k / 2 - 0.1, radius + k / 2 + 0.1), ylim=(radius + 1, -radius - 1.2))
+    cables = [place(k * part / 100) for part in range(101)]
+    axes.plot(*zip(*cables, strict=True), color="0.5", lw=1, ls="-", marker="", zorder=0)
+    for event in now.arrived:
+        source, to = event.peer, event.rank
+        assert source is not None, "a receive has a sender"
+        middle, ahead = place(source + 0.5), place(source + 0.5 + k / (2 * math.pi * radius))
+        style = {"arrowstyle": "-|>,head_width=0.35,head_length=0.7", "color": "black"}
+        arrow = axes.annotate("", ahead, middle, arrowprops=style, zorder=0).arrow_patch
+        assert arrow is not None, "it was asked for"
+        tip(arrow, f"one message of {event.bytes:,} bytes from rank {source} to rank {to}")
+        changes = zip(before.held[source], before.held[to], now.held[to], strict=True)
+        moved = [[sent for sent, old, new in changes if old != new]]
+        _draw_rows(axes, moved, moved, [(middle[0] - 0.5, middle[1])], k)
+    corners = [(x - k / 2, y) for x, y in map(place, range(k))]
+    _draw_rows(axes, now.held, before.held, corners, k)
+    for rank, (x, y) in enumerate(corners):
+        axes.text(x, y - 0.75, f"rank {rank}", va="center", fontsize=9)
+    title = f"step {number} of {len(moments) - 1}, after {1e3 * now.time:.4g} ms"
+    axes.set_title(title if number else "at first", fontsize=11)
+    return figure
+
+
 def explore_chunks(
     films: Mapping[tuple[str, int], Sequence[Moment]], *, first: dict[str, Any], alt: str
 ) -> Explored:
@@ -325,20 +377,48 @@ def explore_chunks(
         return drawn(algorithm, K, min(step, len(films[algorithm, K]) - 1))
 
     def in_words(algorithm: str, K: int, step: int) -> str:
-        film = films[algorithm, K][: step + 1]
-        sent = [[e.bytes for now in film for e in now.arrived if e.peer == r] for r in range(K)]
-        messages = ", ".join(str(len(sizes)) for sizes in sent)
-        amount = ", ".join(f"{sum(sizes) / 1e6:g}" for sizes in sent)
-        sums = ", ".join(str(sum(name[:1] == "Σ" for name in row)) for row in film[-1].held)
-        return (
-            f"After {1e3 * film[-1].time:g} ms ranks 0 to {K - 1} have sent {messages} messages, "
-            f"which are {amount} MB. They hold {sums} finished chunks."
-        )
+        return _in_words(films[algorithm, K][: step + 1])
 
     steps = range(max(map(len, films.values())))
     names, sizes = (list(dict.fromkeys(column)) for column in zip(*films, strict=True))
     sliders = {"algorithm": names, "K": sizes, "step": steps}
     return explore(last_of, in_words, **sliders, first=first, play="step", alt=alt)
+
+
+def explore_circle(
+    films: Mapping[int, Sequence[Moment]], *, first: dict[str, Any], alt: str
+) -> Explored:
+    """Return `draw_circle` under sliders: number of ranks K, and step.
+
+    `films` has the moments of a ring, from `chunk_moments`, for each K.
+    """
+
+    @functools.cache
+    def drawn(K: int, step: int) -> Figure:
+        return draw_circle(films[K], step)
+
+    return explore(
+        lambda K, step: drawn(K, min(step, len(films[K]) - 1)),
+        lambda K, step: _in_words(films[K][: step + 1]),
+        K=films,
+        step=range(max(map(len, films.values()))),
+        first=first,
+        play="step",
+        alt=alt,
+    )
+
+
+def _in_words(film: Sequence[Moment]) -> str:
+    """Say what all ranks have sent, and how much is finished, at the last of these moments."""
+    ranks = range(len(film[0].held))
+    sent = [[e.bytes for now in film for e in now.arrived if e.peer == rank] for rank in ranks]
+    messages = ", ".join(str(len(sizes)) for sizes in sent)
+    amount = ", ".join(f"{sum(sizes) / 1e6:g}" for sizes in sent)
+    sums = ", ".join(str(sum(name[:1] == "Σ" for name in row)) for row in film[-1].held)
+    return (
+        f"After {1e3 * film[-1].time:g} ms ranks 0 to {ranks[-1]} have sent {messages} messages, "
+        f"which are {amount} MB. They hold {sums} finished chunks."
+    )
 
 
 def collective_outcomes(ranks: Ranks) -> dict[str, list[Tensor]]:
@@ -406,8 +486,12 @@ def draw_cables(traces: Mapping[str, Trace], network: Network) -> Figure:
                 if seconds > 0.03 * longest:
                     middle = start + 500 * seconds
                     ax.text(middle, event.rank, f"→{event.peer}", ha="center", va="center", size=7)
+        for rank in range(trace.world_size):
+            if not trace.bytes_sent(rank):
+                ax.text(0, rank, " sends nothing", va="center", size=8)
         share = busy / trace.makespan / trace.world_size
-        ax.set(ylim=(trace.world_size - 0.4, -0.6), yticks=range(0, trace.world_size, 2))
+        ax.set(ylim=(trace.world_size - 0.4, -0.6), yticks=range(trace.world_size))
+        ax.tick_params(axis="y", labelsize=8)
         ax.set(ylabel="rank")
         ax.set_title(f"{name}: {1e3 * trace.makespan:.0f} ms, cables busy {share:.0%}", fontsize=11)
         ax.grid(visible=False, axis="y")

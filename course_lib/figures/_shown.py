@@ -159,9 +159,7 @@ def timelines(
     return figure
 
 
-def order_of_rows(
-    ax: Axes, epochs: Sequence[Sequence[Sequence[int]]], *, title: str = ""
-) -> None:
+def order_of_rows(ax: Axes, epochs: Sequence[Sequence[Sequence[int]]], *, title: str = "") -> None:
     """Draw which rows of a data set each rank uses: a block per epoch, a column per step.
 
     `epochs[e][r]` are the rows of rank r in epoch e, one for each step. A rank has a line and a

@@ -10,7 +10,7 @@ what a rank does not hold. Every box has a name, so no colour is needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never draw
@@ -250,21 +250,31 @@ def mesh_cube(sizes: Sequence[int] = (2, 2, 2)) -> Figure:
     return figure
 
 
-def two_levels(nodes: int = 2, per_node: int = 4) -> Figure:
-    """Draw a network of two levels: fast links inside a node, slow ones between nodes."""
-    figure, axes = _canvas(12, 3.5)
-    wide = 12 / nodes
-    for node in range(nodes):
-        x = node * wide + 0.3
-        _box(axes, x, 0.4, wide - 0.6, 1.5, "", BARE)
-        _note(axes, x + wide / 2 - 0.3, 0.2, f"node {node}")
-        cell = (wide - 0.9) / per_node
-        for gpu in range(per_node):
-            left = x + 0.15 + gpu * cell
-            _box(axes, left + 0.1, 0.6, cell - 0.2, 0.55, f"GPU {node * per_node + gpu}")
-            _line(axes, [left + cell / 2] * 2, [1.15, 1.45], 3)
-        _line(axes, [x + 0.15 + cell / 2, x + 0.15 + (per_node - 0.5) * cell], [1.45] * 2, 3)
-        _note(axes, x + wide / 2 - 0.3, 1.68, "inside a node: hundreds of GB/s")
-        _line(axes, [x + wide / 2 - 0.3] * 2, [1.9, 2.5], 1)
-    _box(axes, 2.5, 2.5, 7, 0.6, "between nodes: tens of GB/s for each node or GPU", MOVED)
+def two_levels(leaving: Mapping[str, Sequence[float]], per_node: int = 8) -> Figure:
+    """Draw nodes twice, with a network adapter (NIC) for each GPU and with one for each node.
+
+    `leaving[algorithm][rank]` are the MB that a rank sends to other nodes. Below each adapter are
+    those that pass its cable, in a line for each algorithm.
+    """
+    nodes = len(next(iter(leaving.values()))) // per_node
+    height = 1.0 + 0.3 * len(leaving)
+    figure, axes = _canvas(12.7, 0.6 + (height + 0.3) * nodes)
+    for left, title, gpus in ((1.25, "a NIC per GPU", 1), (7.6, "a NIC per node", per_node)):
+        _note(axes, left + 2.5, 0.25, f"{title}: MB on its cable")
+        for node in range(nodes):
+            y = 0.6 + node * (height + 0.3)
+            _box(axes, left - 0.05, y - 0.05, 5.0, 0.93, "", BARE)
+            _note(axes, left - 0.15, y + 0.2, f"node {node}", "right")
+            for line, name in enumerate(leaving):
+                _note(axes, left - 0.15, y + 1.05 + 0.3 * line, name, "right")
+            for gpu in range(per_node):
+                x, rank = left + gpu * 4.9 / per_node, node * per_node + gpu
+                _box(axes, x + 0.04, y, 4.9 / per_node - 0.08, 0.4, f"{rank}")
+                _line(axes, [x + 2.45 / per_node] * 2, [y + 0.4, y + 0.53], 1.5)
+                if gpu % gpus == 0:
+                    wide = 4.9 / per_node * gpus
+                    _box(axes, x + 0.04, y + 0.53, wide - 0.08, 0.3, "NIC", MOVED)
+                    for line, sent in enumerate(leaving.values()):
+                        text = f"{sum(sent[rank : rank + gpus]):.3g}"
+                        _note(axes, x + wide / 2, y + 1.05 + 0.3 * line, text)
     return figure

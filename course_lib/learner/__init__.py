@@ -7,7 +7,7 @@ overwrite a student's work.
 The commands, one file each:
 
 - `start`: puts a copy of an assignment on the desk
-- `check`: runs all checks of the copy in a fresh process; `_notebook_process` is that process
+- `check`: runs all checks of the copy in a new kernel; `_run_cells` starts it, `_in_kernel` is it
 - `progress`: shows points, predictions and guesses so far
 - `solution`: shows the solution, after asking whether the student is sure
 - `lab`: opens JupyterLab on the desk
@@ -32,8 +32,8 @@ class CannotGoOn(Exception):
     """A command cannot go on; the message says why, and what to do."""
 
 
-def did_you_mean(*words: str, of: Collection[str]) -> str:
+def did_you_mean(*typed: str, of: Collection[str]) -> str:
     """Return a sentence, after a space, with the names that are like the words; or nothing."""
-    close = [difflib.get_close_matches(word, list(of), 1, 0.5) for word in words]
+    close = [difflib.get_close_matches(word, list(of), 1, 0.5) for word in typed]
     similar = sorted({name for names in close for name in names})
     return f" Did you mean {' or '.join(similar)}?" if similar else ""

@@ -29,9 +29,9 @@ PASSES_ON = ("lab",)
 """Commands that pass options on to another program: these options are in ``arguments.more``."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run the command; return the exit status."""
-    words = sys.argv[1:] if words is None else list(words)
+    argv = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(
         prog="course", description="Work through the course: from mini-batch SGD to DDP."
     )
@@ -41,28 +41,28 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         for name, line in COMMANDS.items():
             command = commands.add_parser(name, help=line)
-            if name in words[:1]:  # import only this command: --help must not need the libraries
+            if name in argv[:1]:  # import only this command: --help must not need the libraries
                 module = importlib.import_module(f"course_lib.learner.{name}")
                 command.description = module.DESCRIPTION
                 module.add_options(command)
-        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-            similar = did_you_mean(words[0], of=COMMANDS)
-            there = ", ".join(COMMANDS)
-            parser.error(f"there is no command {words[0]}.{similar} The commands are: {there}")
-        arguments, more = parser.parse_known_args(words)
+        if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+            similar = did_you_mean(argv[0], of=COMMANDS)
+            listed = ", ".join(COMMANDS)
+            parser.error(f"there is no command {argv[0]}.{similar} The commands are: {listed}")
+        arguments, unknown = parser.parse_known_args(argv)
         if arguments.command is None:
             parser.print_help()
             return 0
-        arguments.more = more
-        if more and arguments.command not in PASSES_ON:
-            parser.error(f"unrecognized arguments: {' '.join(more)}")
+        arguments.more = unknown
+        if unknown and arguments.command not in PASSES_ON:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         assert module is not None  # argparse knows no other commands
         return int(module.run(arguments))
     except ModuleNotFoundError as error:
-        _say(f"the package {error.name!r} is missing: the installation is incomplete", words)
+        _say(f"the package {error.name!r} is missing: the installation is incomplete", argv)
         return 2
     except CannotGoOn as error:
-        print(f"course {words[0]}: {error}", file=sys.stderr)
+        print(f"course {argv[0]}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # who reads the output, as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,16 +73,16 @@ def main(words: Sequence[str] | None = None) -> int:
             start = "Free some space, or choose" if error.errno in _FULL else "Choose"
             about += f". {start} another folder, with --desk for your copies or with TMPDIR for "
             about += "temporary files"
-        _say(about, words)
+        _say(about, argv)
         return 2
     except KeyboardInterrupt:
         print("\ncourse: interrupted; no process is left running", file=sys.stderr)
         return 130
 
 
-def _say(problem: str, words: Sequence[str]) -> None:
-    more = "" if words[:1] == ["doctor"] else ". `course doctor` says what to do"
-    print(f"course: {problem}{more}", file=sys.stderr)
+def _say(problem: str, argv: Sequence[str]) -> None:
+    advice = "" if argv[:1] == ["doctor"] else ". `course doctor` says what to do"
+    print(f"course: {problem}{advice}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -32,27 +32,29 @@ def names(course: Path) -> list[str]:
     return sorted(path.parent.name for path in (course / "assignments").glob("*/checks.py"))
 
 
-def find(course: Path, said: str) -> str:
+def find(course: Path, query: str) -> str:
     """Return the assignment that `said` means: `said` is its name, number, topic, or part of it.
 
     Raises:
         CannotGoOn: `said` fits no assignment, or more than one.
 
     """
-    known = names(course)
-    if "lectures" in Path(said).parts:
+    every_name = names(course)
+    if "lectures" in Path(query).parts:
         raise CannotGoOn(
-            f"{said} is a lecture, which gives no points. Give the name of an assignment"
+            f"{query} is a lecture, which gives no points. Give the name of an assignment"
         )
-    said = Path(said).name.removesuffix(".ipynb").lower()
-    if said.isdigit():
-        said = f"{int(said):02}"
-    meant = [name for name in known if said == name] or [name for name in known if said in name]
-    if len(meant) == 1 and said:
-        return meant[0]
-    what = "fits more than one assignment" if meant and said else "is no assignment"
-    similar = "" if meant else did_you_mean(said, of=known)
-    raise CannotGoOn(f"{said!r} {what}.{similar} There are: {', '.join(meant or known)}")
+    query = Path(query).name.removesuffix(".ipynb").lower()
+    if query.isdigit():
+        query = f"{int(query):02}"
+    matches = [name for name in every_name if query == name] or [
+        name for name in every_name if query in name
+    ]
+    if len(matches) == 1 and query:
+        return matches[0]
+    problem = "fits more than one assignment" if matches and query else "is no assignment"
+    similar = "" if matches else did_you_mean(query, of=every_name)
+    raise CannotGoOn(f"{query!r} {problem}.{similar} There are: {', '.join(matches or every_name)}")
 
 
 def notebook_of(folder: Path, name: str) -> Path:
@@ -72,8 +74,10 @@ def read(notebook: Path) -> nbformat.NotebookNode:
     except OSError as error:
         raise CannotGoOn(f"{notebook} cannot be read: {error.strerror}") from error
     try:
-        found: nbformat.NotebookNode = nbformat.reads(content.decode("utf-8-sig"), as_version=4)
-        return found
+        notebook_node: nbformat.NotebookNode = nbformat.reads(
+            content.decode("utf-8-sig"), as_version=4
+        )
+        return notebook_node
     except Exception as error:  # nbformat raises errors of any type on a damaged file
         raise CannotGoOn(
             f"{notebook} is not a valid notebook any more: rename it, then run `course start` to "

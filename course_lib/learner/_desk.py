@@ -92,21 +92,21 @@ def put_aside(desk: Path, path: str) -> str:
 def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str]:
     """Put one file on the desk, or next to an existing file; return messages about it."""
     target, notes = desk / path, []
-    theirs = _read(target)
-    written = words(path, theirs) if theirs is not None else None
-    if theirs is None and not os.path.lexists(target):
+    on_desk = _read(target)
+    written = words(path, on_desk) if on_desk is not None else None
+    if on_desk is None and not os.path.lexists(target):
         put(desk, target, content, is_read_only(path))
-    elif theirs is None or written is None:
+    elif on_desk is None or written is None:
         name = _lay_beside(desk, path, content, record)
         notes = [f"{path} cannot be read. It stays, and a good copy is beside it: {name}"]
-    elif record.given == digest(content) or theirs == content:
+    elif record.given == digest(content) or on_desk == content:
         pass
-    elif _is_as_handed_out(path, theirs, record):
+    elif _is_as_handed_out(path, on_desk, record):
         put(desk, target, content, is_read_only(path))
     elif written != words(path, content):
         name = _lay_beside(desk, path, content, record)
-        what = "outputs" if written in record.words else "changes"
-        notes = [f"{path} has your {what}, so it stays. The new version is beside it: {name}"]
+        traces = "outputs" if written in record.words else "changes"
+        notes = [f"{path} has your {traces}, so it stays. The new version is beside it: {name}"]
     record.given = digest(content)
     return notes
 
@@ -114,11 +114,11 @@ def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str
 def _lay_beside(desk: Path, path: str, content: bytes, record: Record) -> str:
     """Write a file next to one that stays, without overwriting anything; return its name."""
     for target in _beside(desk / path, "new"):
-        theirs = _read(target)
-        if theirs is None:
+        on_desk = _read(target)
+        if on_desk is None:
             if os.path.lexists(target):  # a folder, or a file without permission to read
                 continue
-        elif not _is_as_handed_out(path, theirs, record):
+        elif not _is_as_handed_out(path, on_desk, record):
             continue
         put(desk, target, content, is_read_only(path))
         break
@@ -128,10 +128,10 @@ def _lay_beside(desk: Path, path: str, content: bytes, record: Record) -> str:
 def _take_back(desk: Path, path: str, record: Record) -> list[str]:
     """Remove a file that the course no longer hands out, unless the student has changed it."""
     target = desk / path
-    theirs = _read(target)
-    if theirs is None:
+    on_desk = _read(target)
+    if on_desk is None:
         return []
-    if not _is_as_handed_out(path, theirs, record):
+    if not _is_as_handed_out(path, on_desk, record):
         return [f"{path} is no longer part of the course; your copy stays"]
     target.unlink()
     for folder in target.relative_to(desk).parents[:-1]:
@@ -141,15 +141,15 @@ def _take_back(desk: Path, path: str, record: Record) -> list[str]:
     return []
 
 
-def _is_as_handed_out(path: str, theirs: bytes, record: Record) -> bool:
-    return words(path, theirs) in record.words and not has_outputs(path, theirs)
+def _is_as_handed_out(path: str, on_desk: bytes, record: Record) -> bool:
+    return words(path, on_desk) in record.words and not has_outputs(path, on_desk)
 
 
 def _beside(path: Path, mark: str) -> Iterator[Path]:
     """Yield paths next to a file: name.mark.ipynb, name.mark-2.ipynb, and so on without end."""
     for number in itertools.count(1):
-        each = mark if number == 1 else f"{mark}-{number}"
-        yield path.with_name(f"{path.stem}.{each}{path.suffix}")
+        suffix = mark if number == 1 else f"{mark}-{number}"
+        yield path.with_name(f"{path.stem}.{suffix}{path.suffix}")
 
 
 def _read(path: Path) -> bytes | None:
@@ -167,20 +167,20 @@ def handouts(course: Path) -> dict[str, bytes | None]:
     files that they link to keep their place, so that a relative link works on the desk as it does
     in the repository. None means that a notebook cannot be read.
     """
-    found: dict[str, bytes | None] = {}
+    contents: dict[str, bytes | None] = {}
     for folder in WORKED_IN:
         for file in sorted((course / folder).rglob("*")):
             path = file.relative_to(course)
             if file.is_file() and not any(p.startswith((".", "__pycache__")) for p in path.parts):
-                found[path.as_posix()] = _content(file)
+                contents[path.as_posix()] = _content(file)
     linked: dict[str, bytes | None] = {}
-    for name, content in found.items():
+    for name, content in contents.items():
         if name.endswith(".ipynb") and content:
             for link in links(content):
                 target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
                 if target.split("/")[0] in READ_ONLY and (place := _place_of(course, target)):
                     linked[target] = place.read_bytes()
-    return found | linked
+    return contents | linked
 
 
 def _place_of(course: Path, target: str) -> Path | None:

@@ -63,21 +63,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all tests, print the results, and return the exit status."""
-    wrong = print_all(LOOKS)
-    if wrong:
-        print(f"\nNot ready: {', '.join(wrong)}. The arrows show what to do.")
+    problems = print_all(LOOKS)
+    if problems:
+        print(f"\nNot ready: {', '.join(problems)}. The arrows show what to do.")
     else:
         print("\nReady: lectures and checks work here. `autograder doctor` tests grading.")
-    return int(bool(wrong))
+    return int(bool(problems))
 
 
 def print_all(looks: Iterable[Look]) -> list[str]:
     """Print the result of each test, and return the names of those that found a real problem."""
-    wrong = []
+    problems = []
     for finding in findings(looks):
         print(text_of(finding), flush=True)
-        wrong += [finding.name] if finding.needed and not finding.fine else []
-    return wrong
+        problems += [finding.name] if finding.needed and not finding.fine else []
+    return problems
 
 
 def findings(looks: Iterable[Look]) -> Iterator[Finding]:
@@ -113,26 +113,28 @@ def packages() -> Finding:
     """Test whether the packages in pyproject.toml are installed and new enough."""
     from packaging.requirements import Requirement
 
-    where = f"Python {platform.python_version()} in {sys.prefix}"
+    python = f"Python {platform.python_version()} in {sys.prefix}"
     try:
-        asked = [Requirement(line) for line in metadata.requires(NAME) or []]
+        requirements = [Requirement(line) for line in metadata.requires(NAME) or []]
     except metadata.PackageNotFoundError:
-        return Finding("packages", f"the course is not installed in {where}", COMPLETE)
-    wrong, count = [], 0
-    for each in asked:
-        if each.marker is not None:  # of an extra, or only for grading
+        return Finding("packages", f"the course is not installed in {python}", COMPLETE)
+    problems, count = [], 0
+    for requirement in requirements:
+        if requirement.marker is not None:  # of an extra, or only for grading
             continue
         count += 1
         try:
-            version = metadata.version(each.name)
+            version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            wrong.append(f"{each.name} is missing")
+            problems.append(f"{requirement.name} is missing")
             continue
-        if not each.specifier.contains(version, prereleases=True):
-            wrong.append(f"{each.name} is {version}, but the course needs {each.specifier}")
-    if wrong:
-        return Finding("packages", "; ".join(wrong), COMPLETE)
-    return Finding("packages", f"all {count} that the course needs are installed for {where}")
+        if not requirement.specifier.contains(version, prereleases=True):
+            problems.append(
+                f"{requirement.name} is {version}, but the course needs {requirement.specifier}"
+            )
+    if problems:
+        return Finding("packages", "; ".join(problems), COMPLETE)
+    return Finding("packages", f"all {count} that the course needs are installed for {python}")
 
 
 def torch_and_gpus() -> Finding:
@@ -145,7 +147,7 @@ def torch_and_gpus() -> Finding:
     if not (dist.is_available() and dist.is_gloo_available()):
         return Finding("PyTorch", f"{summary}, without gloo", f"install another build; {COMPLETE}")
     if count := torch.cuda.device_count():
-        names = ", ".join(sorted({torch.cuda.get_device_name(each) for each in range(count)}))
+        names = ", ".join(sorted({torch.cuda.get_device_name(gpu) for gpu in range(count)}))
         return Finding("PyTorch", f"{summary}; GPUs: {count} ({names})")
     if not any(Path("/dev").glob("nvidia[0-9]*")):
         return Finding("PyTorch", f"{summary}; no GPU, and none is needed: ranks run on the CPU")
@@ -176,14 +178,14 @@ def memory() -> Finding:
 
 def _available() -> int | None:
     """Return the bytes that processes can get from the machine and from this control group."""
-    found = []
+    available = []
     for line in _text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            found.append(1024 * int(line.split()[1]))
+            available.append(1024 * int(line.split()[1]))
     limit, used = _text("/sys/fs/cgroup/memory.max"), _text("/sys/fs/cgroup/memory.current")
     if limit.strip().isdigit() and used.strip().isdigit():
-        found.append(int(limit) - int(used))
-    return min(found, default=None)
+        available.append(int(limit) - int(used))
+    return min(available, default=None)
 
 
 def _text(path: str) -> str:
@@ -221,7 +223,7 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
             "up), or the one that GLOO_SOCKET_IFNAME names"
         )
         return Finding(name, summary, advice)
-    if not all(torch.equal(each, torch.full((3,), float(size))) for each in sums):
+    if not all(torch.equal(result, torch.full((3,), float(size))) for result in sums):
         return Finding(name, f"the sum was {sums}", "install PyTorch again: its sums are wrong")
     return Finding(
         name, f"{size} ranks started and added up a tensor in {time.monotonic() - start:.1f} s"

@@ -77,8 +77,8 @@ def opened(desk: Path) -> str:
     JupyterLab also reopens what was open when it was closed.
     """
     first = desk / FIRST
-    begun = not first.is_file() or has_outputs(FIRST, first.read_bytes())
-    return "lectures" if begun else FIRST
+    is_begun = not first.is_file() or has_outputs(FIRST, first.read_bytes())
+    return "lectures" if is_begun else FIRST
 
 
 def style() -> list[str]:

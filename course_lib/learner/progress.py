@@ -53,20 +53,22 @@ def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
     for title in titles:
         tasks = [t for t in _course.tasks(course, title) if t.checked] if title in names else []
         tasks = [t for t in tasks if not last.get(f"{title}/{t.name}", {}).get("open")]
-        found = [(t, last[f"{title}/{t.name}"]) for t in tasks if f"{title}/{t.name}" in last]
-        earned = sum(task.points * float(entry["fraction"]) for task, entry in found)
-        most = sum(task.points for task in tasks)
-        earned_of_all, most_of_all = earned_of_all + earned, most_of_all + most
-        mine = [entry for entry in predictions if _title(entry) == title]
+        last_runs = [(t, last[f"{title}/{t.name}"]) for t in tasks if f"{title}/{t.name}" in last]
+        earned = sum(task.points * float(entry["fraction"]) for task, entry in last_runs)
+        possible = sum(task.points for task in tasks)
+        earned_of_all, most_of_all = earned_of_all + earned, most_of_all + possible
+        foretold_here = [entry for entry in predictions if _title(entry) == title]
         name = "elsewhere" if title == "None" else title
-        lines.append(f"{name:{width}}  {_points(earned, most):>7}  {_foretold(mine)}".rstrip())
+        lines.append(
+            f"{name:{width}}  {_points(earned, possible):>7}  {_foretold(foretold_here)}".rstrip()
+        )
     sums = _points(earned_of_all, most_of_all)
     lines.append(f"{'together':{width}}  {sums:>7}  {_foretold(predictions)}".rstrip())
     return [*lines, "", *textwrap.wrap(_EXPLAINED, 88)]
 
 
-def _points(earned: float, most: float) -> str:
-    return f"{earned:g}/{most:g}" if most else ""
+def _points(earned: float, possible: float) -> str:
+    return f"{earned:g}/{possible:g}" if possible else ""
 
 
 def _title(entry: dict[str, Any]) -> str:
@@ -83,7 +85,7 @@ def _foretold(entries: Iterable[dict[str, Any]]) -> str:
         if "scored" in entry:
             scored.setdefault((_title(entry), str(entry["scored"])), entry)
     # The entry of a guess has the number of its options, under "of".
-    guesses = [bool(each.get("right")) for each in scored.values() if "of" in each]
-    numbers = [bool(each.get("right")) for each in scored.values() if "of" not in each]
+    guesses = [bool(entry.get("right")) for entry in scored.values() if "of" in entry]
+    numbers = [bool(entry.get("right")) for entry in scored.values() if "of" not in entry]
     columns = (f"{sum(right)} of {len(right)}" if right else "" for right in (numbers, guesses))
     return "{:>15}  {:>13}".format(*columns)

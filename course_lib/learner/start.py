@@ -44,9 +44,9 @@ def desk_of(arguments: argparse.Namespace, course: Path) -> Path:
 
     If the course is installed from a wheel, it is ``work`` in this folder.
     """
-    here = Path.cwd()
-    work = (here if course.parts[-2:] == SHARED else course) / "work"
-    return Path(arguments.desk or find_desk(here) or work).resolve()
+    folder = Path.cwd()
+    work = (folder if course.parts[-2:] == SHARED else course) / "work"
+    return Path(arguments.desk or find_desk(folder) or work).resolve()
 
 
 def desk_option(arguments: argparse.Namespace) -> str:

@@ -69,19 +69,21 @@ def rebuild(
         pictures: PNG and JPEG files beside it, by their relative paths. Texts show them.
 
     """
-    theirs = submitted.get("cells")
-    walk = _Walk(released.cells, theirs if isinstance(theirs, list) else [], pictures or {})
+    submitted_cells = submitted.get("cells")
+    walk = _Walk(
+        released.cells, submitted_cells if isinstance(submitted_cells, list) else [], pictures or {}
+    )
     placed, notes = walk.placed, walk.notes
     notes += _put_back(placed, released.cells)
     _empty_stubs(placed, released.cells)
     _leave_for_a_person(placed, released.cells)
-    notes += _notes_on_exploring([each.cell for each in placed])
+    notes += _notes_on_exploring([place.cell for place in placed])
     rebuilt = copy.copy(released)
     rebuilt.metadata = copy.deepcopy(released.metadata)
-    rebuilt.cells = [each.cell for each in placed]
+    rebuilt.cells = [place.cell for place in placed]
     if notes:
-        more = [f"and {len(notes) - MAX_NOTES} more"] if len(notes) > MAX_NOTES else []
-        rebuilt.metadata["rebuild"] = notes[:MAX_NOTES] + more
+        ending = [f"and {len(notes) - MAX_NOTES} more"] if len(notes) > MAX_NOTES else []
+        rebuilt.metadata["rebuild"] = notes[:MAX_NOTES] + ending
     _complete(rebuilt)
     return rebuilt
 
@@ -111,17 +113,17 @@ def graded_cells(notebook: NotebookNode) -> set[str]:
 
 def tasks_in(released: NotebookNode, submitted: NotebookNode) -> set[str]:
     """Return the names of the released answers and checks that are in a student's notebook."""
-    found = {index for index in _origins(released.cells, submitted.cells) if index is not None}
-    return {grade_id(released.cells[index]) for index in found} & graded_cells(released)
+    indices = {index for index in _origins(released.cells, submitted.cells) if index is not None}
+    return {grade_id(released.cells[index]) for index in indices} & graded_cells(released)
 
 
 def is_untouched(released: NotebookNode, submitted: NotebookNode) -> bool:
     """Tell whether nothing that counts was written in a student's notebook."""
-    mine, given = (
-        [cell.source.strip() for cell in rebuild(released, each).cells if _is_students(cell)]
-        for each in (submitted, released)
+    written, untouched = (
+        [cell.source.strip() for cell in rebuild(released, notebook).cells if _is_students(cell)]
+        for notebook in (submitted, released)
     )
-    return mine == given
+    return written == untouched
 
 
 def _is_students(cell: NotebookNode) -> bool:
@@ -152,7 +154,10 @@ class _Walk:
     """Goes through the student's cells and places those that count, in the student's order."""
 
     def __init__(
-        self, released: Sequence[NotebookNode], theirs: Sequence[Any], pictures: Mapping[str, bytes]
+        self,
+        released: Sequence[NotebookNode],
+        submitted: Sequence[Any],
+        pictures: Mapping[str, bytes],
     ) -> None:
         self.placed: list[_Placed] = []
         self.notes: list[str] = []
@@ -160,9 +165,9 @@ class _Walk:
         self._pictures = pictures
         self._first: dict[int, NotebookNode] = {}  # index of a released cell → where it was placed
         self._room = _Room()
-        origins = list(_origins(released, theirs))
+        origins = list(_origins(released, submitted))
         last = {index: number for number, index in enumerate(origins)}
-        for number, (cell, index) in enumerate(zip(theirs, origins, strict=True)):
+        for number, (cell, index) in enumerate(zip(submitted, origins, strict=True)):
             if index is None:
                 self._add(number + 1, cell, explore=EXPLORE in _tags(cell))
             elif is_check(released[index]):
@@ -200,9 +205,9 @@ class _Walk:
         if is_answer(released):
             self._join(number, cell, index)
         elif self._add(number, cell, explore=EXPLORE in _tags(released)) and grade_id(released):
-            how = "copy" if _may_edit(released) else "version"
+            kind = "copy" if _may_edit(released) else "version"
             self.notes.append(
-                f"cell {number} is another {how} of {grade_id(released)}, so it counts as an "
+                f"cell {number} is another {kind} of {grade_id(released)}, so it counts as an "
                 "added cell"
             )
 
@@ -212,8 +217,8 @@ class _Walk:
         is_repeated = not source.strip() or _same(source, answer.source)
         if is_repeated or not self._accepts(number, source, None):
             return
-        begun = "" if _same(answer.source, released.source) else answer.source.rstrip()
-        answer.source = f"{begun}\n\n{source}" if begun else source
+        answered = "" if _same(answer.source, released.source) else answer.source.rstrip()
+        answer.source = f"{answered}\n\n{source}" if answered else source
         self._show_pictures(number, cell, answer)
         self.notes.append(
             f"cell {number} is another part of {grade_id(released)}, so both were joined"
@@ -226,9 +231,9 @@ class _Walk:
         if not source.strip() or not self._accepts(number, source, kind):
             return False
         metadata = {"tags": [EXPLORE]} if explore else {}
-        own = nbformat.from_dict({"cell_type": kind, "metadata": metadata, "source": source})
-        self._show_pictures(number, cell, own)
-        self.placed.append(_Placed(own))
+        added = nbformat.from_dict({"cell_type": kind, "metadata": metadata, "source": source})
+        self._show_pictures(number, cell, added)
+        self.placed.append(_Placed(added))
         return True
 
     def _accepts(self, number: int, source: str, added: str | None) -> bool:
@@ -236,12 +241,12 @@ class _Walk:
             self.notes.append(f"cell {number} {problem}, so it was left out")
         return not problem
 
-    def _show_pictures(self, number: int, theirs: Any, text: NotebookNode) -> None:
+    def _show_pictures(self, number: int, submitted: Any, text: NotebookNode) -> None:
         """Keep the pictures that a text shows: its attachments, and files beside the notebook."""
         if text.cell_type != "markdown":
             return
-        attached = theirs.get("attachments") if isinstance(theirs, dict) else None
-        found = {
+        attached = submitted.get("attachments") if isinstance(submitted, dict) else None
+        pictures = {
             str(name): _picture(bundle)
             for name, bundle in (attached if isinstance(attached, dict) else {}).items()
         }
@@ -252,18 +257,18 @@ class _Walk:
                 return match[0]
             name = PurePosixPath(url).as_posix()
             plain = re.sub(r"[^\w.-]", "_", name)
-            found[plain] = _kind_and_text(self._pictures.get(name, b""))
+            pictures[plain] = _kind_and_text(self._pictures.get(name, b""))
             return f"![{match['alt'] or ''}](attachment:{plain})"
 
         text.source = _SHOWN.sub(attach, text.source)
-        kept = {
+        attachments = {
             name: {kind: data}
-            for name, (kind, data) in found.items()
+            for name, (kind, data) in pictures.items()
             if kind and self._room.has_for_picture(len(data))
         }
-        if kept:
-            text.attachments = nbformat.from_dict({**text.get("attachments", {}), **kept})
-        if len(kept) < len(found):
+        if attachments:
+            text.attachments = nbformat.from_dict({**text.get("attachments", {}), **attachments})
+        if len(attachments) < len(pictures):
             self.notes.append(
                 f"a picture in cell {number} was left out: it was not handed in, is no PNG or "
                 f"JPEG, or has more than {MAX_PICTURE >> 20} MiB"
@@ -290,16 +295,16 @@ def _origins(released: Sequence[NotebookNode], submitted: Sequence[Any]) -> Iter
             ids[_id(cell)] = index
         else:
             texts.setdefault((cell.cell_type, cell.source), []).append(index)
-    found: set[int] = set()
+    placed: set[int] = set()
     for cell in submitted:
         origin = tracked.get(grade_id(cell))
         if origin is None:
             origin = ids.get(_id(cell))
-            if origin is None or origin in found or not _fits(released[origin], cell):
+            if origin is None or origin in placed or not _fits(released[origin], cell):
                 alike = texts.get(_content(cell), [])
-                origin = next((i for i in alike if i not in found), None)
+                origin = next((i for i in alike if i not in placed), None)
         if origin is not None:
-            found.add(origin)
+            placed.add(origin)
         yield origin
 
 
@@ -347,16 +352,16 @@ class _Room:
 def _put_back(placed: list[_Placed], released: Sequence[NotebookNode]) -> list[str]:
     """Insert the released cells that the student deleted; checks run at the end. Return notes."""
     notes = []
-    kept = {each.index for each in placed}
+    indices = {place.index for place in placed}
     at_end = []
     for index, cell in enumerate(released):
-        if index in kept:
+        if index in indices:
             continue
         back = _Placed(copy.deepcopy(cell), index)
         if is_check(cell):
             at_end.append(back)
             continue
-        positions = {each.index: position for position, each in enumerate(placed)}
+        positions = {place.index: position for position, place in enumerate(placed)}
         before = next((i for i in range(index - 1, -1, -1) if i in positions), None)
         placed.insert(0 if before is None else positions[before] + 1, back)
         if role(cell).get("solution"):
@@ -368,14 +373,14 @@ def _put_back(placed: list[_Placed], released: Sequence[NotebookNode]) -> list[s
 def _empty_stubs(placed: Sequence[_Placed], released: Sequence[NotebookNode]) -> None:
     """Empty each stub that is as released and whose names a cell above defines already."""
     defined: set[str] = set()
-    for each in placed:
-        if not is_run(each.cell):
+    for place in placed:
+        if not is_run(place.cell):
             continue
-        names = names_defined(each.cell.source)
-        is_stub = each.index is not None and role(each.cell).get("solution")
-        if is_stub and _same(each.cell.source, released[each.index or 0].source):
+        names = names_defined(place.cell.source)
+        is_stub = place.index is not None and role(place.cell).get("solution")
+        if is_stub and _same(place.cell.source, released[place.index or 0].source):
             if names and names <= defined:
-                each.cell.source = ""
+                place.cell.source = ""
             continue
         defined |= names
 
@@ -385,13 +390,15 @@ def _leave_for_a_person(placed: Sequence[_Placed], released: Sequence[NotebookNo
 
     nbgrader gives 0 points to an answer that is as it was released.
     """
-    for position, each in enumerate(placed):
-        if each.index is None or not is_answer(released[each.index]):
+    for position, place in enumerate(placed):
+        if place.index is None or not is_answer(released[place.index]):
             continue
         beside = [*placed[max(0, position - 1) : position], *placed[position + 1 : position + 2]]
-        wrote = any(one.index is None and EXPLORE not in _tags(one.cell) for one in beside)
-        if wrote and _same(each.cell.source, released[each.index].source):
-            each.cell.source += _ELSEWHERE
+        wrote = any(
+            neighbour.index is None and EXPLORE not in _tags(neighbour.cell) for neighbour in beside
+        )
+        if wrote and _same(place.cell.source, released[place.index].source):
+            place.cell.source += _ELSEWHERE
 
 
 def _notes_on_exploring(cells: Sequence[NotebookNode]) -> list[str]:
@@ -448,8 +455,8 @@ def _tree(source: str) -> ast.Module:
 def role(cell: Any) -> dict[str, Any]:
     """Return a cell's nbgrader metadata, or an empty dict if it has none of the right form."""
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
-    found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
-    return found if isinstance(found, dict) else {}
+    marks = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+    return marks if isinstance(marks, dict) else {}
 
 
 def grade_id(cell: Any) -> str:
@@ -500,8 +507,8 @@ def _picture(bundle: Any) -> tuple[str, str]:
             text = "".join(map(str, text))
         if isinstance(text, str):
             with contextlib.suppress(ValueError):
-                found = _kind_and_text(base64.b64decode("".join(text.split()), validate=True))
-                return found if found[0] == kind else ("", "")
+                picture = _kind_and_text(base64.b64decode("".join(text.split()), validate=True))
+                return picture if picture[0] == kind else ("", "")
     return "", ""
 
 
@@ -516,8 +523,8 @@ def _kind_and_text(data: bytes) -> tuple[str, str]:
 def _complete(notebook: NotebookNode) -> None:
     """Give every cell the fields that its type and the notebook's format require."""
     with_ids = (notebook.nbformat, notebook.nbformat_minor) >= (4, 5)
-    taken = {cell.id for cell in notebook.cells if "id" in cell}
-    free = (name for n in itertools.count(1) if (name := f"added-{n}") not in taken)
+    ids = {cell.id for cell in notebook.cells if "id" in cell}
+    free = (name for n in itertools.count(1) if (name := f"added-{n}") not in ids)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None

@@ -3,22 +3,22 @@
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
+from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, passes
 
 # staleness ---------------------------------------------------------------------------------
 
 
 @passes
 def staleness__counting_up(events):
-    age, found = {}, []
+    age, ages = {}, []
     for kind, worker in events:
         if kind == "pull":
             age[worker] = 0
         else:
-            found.append(age[worker])
+            ages.append(age[worker])
             for other in age:
                 age[other] += 1
-    return found
+    return ages
 
 
 staleness__counting_up_edited = edits_of(
@@ -29,19 +29,19 @@ staleness__counting_up_edited = edits_of(
         "if each worker pulls right after its push",
         "age[worker] = 0",
         "age.setdefault(worker, 0)",
-        also=(("found.append(age[worker])", "found.append(age[worker]); age[worker] = -1"),),
+        also=(("ages.append(age[worker])", "ages.append(age[worker]); age[worker] = -1"),),
     ),
     Mutant(
         "one_per_event",
         "Staleness is the number of other updates",
         "[worker] = 0",
-        "[worker] = 0; found.append(0)",
+        "[worker] = 0; ages.append(0)",
     ),
     Mutant(
         "a_version",
         "the versions that were pulled, not their staleness",
         "(age",
-        "(len(found) - age",
+        "(len(ages) - age",
     ),
     Mutant(
         "leaves_out_its_own",
@@ -61,7 +61,7 @@ staleness__counting_up_edited = edits_of(
         "(events):",
         "(events, age={}):",
         also=(
-            ("age, found = {}, []", "found = []"),
+            ("age, ages = {}, []", "ages = []"),
             ("age[worker] = 0", "age.setdefault(worker, 0)"),
         ),
     ),
@@ -141,21 +141,6 @@ async_server__as_a_class_edited = edits_of(
 
 
 # work --------------------------------------------------------------------------------------
-
-
-@passes
-def work__with_autograd(params, loss, updates, server):
-    params = tuple(params)
-    for _ in range(updates):
-        message = torch.cat([param.detach().reshape(-1) for param in params])
-        dist.irecv(message, server).wait()
-        at = 0
-        with torch.no_grad():
-            for param in params:
-                param.copy_(message[at : at + param.numel()].view_as(param))
-                at += param.numel()
-        gradients = torch.autograd.grad(loss(), params)
-        dist.isend(torch.cat([g.reshape(-1) for g in gradients]), server).wait()
 
 
 @passes
@@ -269,7 +254,7 @@ def backup_server__by_sets(params, lr, wait_for):
             return False
         arrived.append([g.clone() for g in gradients])
         if len(arrived) >= wait_for:
-            means = [torch.stack(each).mean(0) for each in zip(*arrived, strict=True)]
+            means = [torch.stack(column).mean(0) for column in zip(*arrived, strict=True)]
             for w, mean in zip(weights, means, strict=True):
                 w.sub_(mean, alpha=lr)
             arrived.clear()
@@ -306,31 +291,17 @@ backup_server__by_sets_edited = edits_of(
         also=(("w.sub_(mean, alpha=lr)", "pass"),),
     ),
     Mutant("leaves_out_nan", "a gradient with a NaN", "[g.clone() for", "[g.nan_to_num() for"),
+    Mutant(
+        "one_gradient_per_worker",
+        "counts: expected False, got True",
+        "set(), []",
+        "set(), {}",
+        also=(
+            ("arrived.append([g.clone() for g in gradients])", "arrived[worker] = [*gradients]"),
+            ("*arrived,", "*arrived.values(),"),
+        ),
+    ),
 )
-
-
-@fails("counts: expected False, got True")
-def backup_server__one_gradient_per_worker(params, lr, wait_for):
-    params, pulled, collected = list(params), {}, {}
-    version = 0
-
-    def pull(worker):
-        pulled[worker] = version
-        return [param.clone() for param in params]
-
-    def push(worker, gradients):
-        nonlocal version
-        if pulled[worker] != version:
-            return False
-        collected[worker] = [gradient.clone() for gradient in gradients]
-        if len(collected) == wait_for:
-            for param, *theirs in zip(params, *collected.values(), strict=True):
-                param -= lr / wait_for * sum(theirs)
-            collected.clear()
-            version += 1
-        return True
-
-    return pull, push
 
 
 # diloco ------------------------------------------------------------------------------------

@@ -185,17 +185,17 @@ def sharded_optimizer__chunks_in_lists(params, make_optimizer, group=None):
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         return torch.cat([flat, flat.new_zeros(k * chunk - len(flat))])
 
-    mine = padded(params).split(chunk)[rank].clone()
-    optimizer = make_optimizer([mine])
+    own_chunk = padded(params).split(chunk)[rank].clone()
+    optimizer = make_optimizer([own_chunk])
 
     def step():
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        total = torch.empty_like(mine)
+        total = torch.empty_like(own_chunk)
         dist.reduce_scatter(total, list(padded(grads).split(chunk)), group=group)
-        mine.grad = total / k
+        own_chunk.grad = total / k
         optimizer.step()
-        chunks = [torch.empty_like(mine) for _ in range(k)]
-        dist.all_gather(chunks, mine, group=group)
+        chunks = [torch.empty_like(own_chunk) for _ in range(k)]
+        dist.all_gather(chunks, own_chunk, group=group)
         weights = torch.cat(chunks)[:n].split([param.numel() for param in params])
         with torch.no_grad():
             for param, weight in zip(params, weights, strict=True):
@@ -218,8 +218,8 @@ def sharded_optimizer__one_buffer(params, make_optimizer, group=None):
         place.view(param.shape).copy_(param.detach())
         param.data = place.view(param.shape)
     places = grads[: sum(sizes)].split(sizes)
-    mine = buffer[rank * chunk : (rank + 1) * chunk]
-    optimizer = make_optimizer([mine])
+    own_chunk = buffer[rank * chunk : (rank + 1) * chunk]
+    optimizer = make_optimizer([own_chunk])
 
     def step():
         for param, place in zip(unique, places, strict=True):
@@ -227,13 +227,13 @@ def sharded_optimizer__one_buffer(params, make_optimizer, group=None):
                 place.zero_()
             else:
                 torch.div(param.grad, k, out=place.view(param.shape))
-        part = torch.empty_like(mine)
+        part = torch.empty_like(own_chunk)
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         scatter(part, grads, group=group)
-        mine.grad = part
+        own_chunk.grad = part
         optimizer.step()
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(buffer, mine.clone(), group=group)
+        gather(buffer, own_chunk.clone(), group=group)
 
     return step
 
@@ -283,8 +283,8 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
         "optimizer_anew",
         "if every step makes a new optimizer",
         "optimizer.step()",
-        "make_optimizer([mine]).step()",
-        also=(("optimizer = make_optimizer([mine])", ""),),
+        "make_optimizer([own_chunk]).step()",
+        also=(("optimizer = make_optimizer([own_chunk])", ""),),
     ),
     Mutant("tied_twice", "A tied parameter counts once", "dict.fromkeys(params)", "params"),
     Mutant(
@@ -309,8 +309,8 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
         "params, make_optimizer, group=None, kept={}):",
         also=(
             (
-                "mine = padded(params).split(chunk)[rank].clone()",
-                "mine = kept.setdefault((rank, n), padded(params).split(chunk)[rank].clone())",
+                "own_chunk = padded(params).split(chunk)[rank].clone()",
+                "own_chunk = kept.setdefault((rank, n), padded(params).split(chunk)[rank].clone())",
             ),
         ),
     ),
@@ -387,12 +387,6 @@ pipeline_schedule__by_warm_up_edited = edits_of(
     Mutant("no_rank_alone", "ZeroDivisionError", "1, 1", "1, int(bubble >= 1)"),
     Mutant("at_least_p", "micro-batches, expected", "1, 1", "1, world_size"),
     Mutant("the_papers_ratio", "micro-batches, expected", "/ (m + late) > bubble", "/ m > bubble"),
-    Mutant(
-        "divides_by_the_bubble",
-        "ZeroDivisionError",
-        "1, 1",
-        "1, math.ceil((world_size - 1) * (1 - bubble) / bubble)",
-    ),
     Mutant(
         "schedule_of_the_first_call",
         "after another call",

@@ -24,20 +24,20 @@ from course_lib.capstone import (
 SMALL = Race(world_size=2, rows=48, features=8, hidden=6, classes=4)
 
 
-def weights_of(own: dict[str, Any]) -> list[Tensor]:
-    return [each.clone() for each in own["weights"]]
+def weights_of(member: dict[str, Any]) -> list[Tensor]:
+    return [weight.clone() for weight in member["weights"]]
 
 
 @pytest.mark.parametrize("rows", [[0], [5, 3, 3], list(range(48))])
 def test_the_answer_is_the_gradient_of_the_rows(rows: list[int]) -> None:
-    own = inputs(SMALL, "seed")[1]
-    w1, b1, w2, b2 = (each.requires_grad_() for each in weights_of(own))
+    member = inputs(SMALL, "seed")[1]
+    w1, b1, w2, b2 = (weight.requires_grad_() for weight in weights_of(member))
     x, y = draw(SMALL, "seed").x[1][rows], draw(SMALL, "seed").y[1][rows]
     loss = F.cross_entropy(torch.relu(x @ w1.T + b1) @ w2.T + b2, y)
     right = torch.autograd.grad(loss, [w1, b1, w2, b2])
-    told, seconds = answer(own, {"weights": weights_of(own), "rows": torch.tensor(rows)})
-    assert told["loss"] == pytest.approx(float(loss.detach()))
-    for got, expected in zip(told["gradients"], right, strict=True):
+    reply, seconds = answer(member, {"weights": weights_of(member), "rows": torch.tensor(rows)})
+    assert reply["loss"] == pytest.approx(float(loss.detach()))
+    for got, expected in zip(reply["gradients"], right, strict=True):
         torch.testing.assert_close(got, expected)
     # Two products forward; backward, two more of each, without the gradient of x.
     flops = 2 * len(rows) * (2 * 8 * 6 + 3 * 6 * 4)
@@ -58,12 +58,12 @@ WRONG = [
 
 @pytest.mark.parametrize("changed", WRONG)
 def test_other_questions_have_no_answer(changed: dict[str, Any]) -> None:
-    own = inputs(SMALL, "seed")[0]
+    member = inputs(SMALL, "seed")[0]
     with pytest.raises(ValueError, match=r"rows|weights"):
-        answer(own, {"weights": weights_of(own), "rows": torch.arange(4), **changed})
-    wide = [each.double() for each in weights_of(own)]
+        answer(member, {"weights": weights_of(member), "rows": torch.arange(4), **changed})
+    wide = [weight.double() for weight in weights_of(member)]
     with pytest.raises(ValueError, match="weights"):
-        answer(own, {"weights": wide, "rows": torch.arange(4)})
+        answer(member, {"weights": wide, "rows": torch.arange(4)})
 
 
 def one_step(job: Job) -> int:

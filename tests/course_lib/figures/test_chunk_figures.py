@@ -12,8 +12,8 @@ from course_lib.collectives import (
     ring_all_reduce,
     tree_all_reduce,
 )
-from course_lib.figures import chunk_moments
-from course_lib.figures._chunks import Moment
+from course_lib.figures import chunk_moments, diagrams
+from course_lib.figures._chunks import Moment, draw_circle
 from course_lib.ranks import Network, Ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
@@ -71,3 +71,24 @@ def test_a_rank_gets_only_what_a_sender_held(name, k):
 def test_chunks_that_cannot_be_marked_are_refused(nbytes):
     with pytest.raises(ValueError, match="use a multiple of 16 that is at least 256"):
         chunk_moments(Ranks(4, on="simulated"), ring_all_reduce, nbytes)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_on_a_circle_stands_what_ranks_hold_and_what_travelled(k):
+    moments, _ = moments_of("ring", k)
+    for number, (before, now) in enumerate(itertools.pairwise(moments), start=1):
+        (axes,) = draw_circle(moments, number).axes
+        held = [name for row in now.held for name in row]
+        senders = [before.held[event.peer] for event in now.arrived]
+        moved, drawn = texts(axes)[:k], texts(axes)[k:-k]
+        assert drawn == held
+        assert all(name in row for name, row in zip(moved, senders, strict=True))
+
+
+def test_below_each_adapter_stands_what_passes_its_cable():
+    leaving = {"flat ring": [0, 7, 0, 9], "two levels": [1.5, 2.5, 3.5, 4.5]}
+    (axes,) = diagrams.two_levels(leaving, per_node=2).axes
+    drawn = texts(axes)
+    assert all(drawn.count(text) == 1 for text in ("1.5", "2.5", "3.5", "4.5", "4", "8"))
+    assert drawn.count("7") == drawn.count("9") == 2  # of a GPU, and of its node
+    assert drawn.count("NIC") == 4 + 2
