@@ -163,7 +163,7 @@ MIXING_AS_IF = {
         lambda m: m["numbers"].T
     ),
     "mixing with this rank's own tensor at weight 1: its weight is W[i, i]": with_numbers(
-        lambda m: m["numbers"].fill_diagonal_(m["denominator"])
+        lambda m: m["numbers"].clone().fill_diagonal_(m["denominator"])
     ),
     "mixing without ranks of tiny weight: hear every rank whose weight is not 0": with_numbers(
         lambda m: m["numbers"] * (1000 * m["numbers"] > m["denominator"])
