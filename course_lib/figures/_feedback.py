@@ -36,9 +36,10 @@ def feedback_step(states: Sequence[tuple[Tensor, Tensor, Tensor]], step: int) ->
         drawn = bars.bar([place + shift for place in places], values.tolist(), **look)
         for place, bar in zip(places, drawn, strict=True):
             tip(bar, f"{name}, number {place}: {float(values[place - 1]):.2f}")
-    limit = 1.1 * max(float(vector.abs().max()) for state in states for vector in state[:2])
+    late = int((corrected - sent).abs().argmax())
     bars.axhline(0, color="black", linewidth=0.8)
-    bars.set(ylim=(-limit, limit), xticks=places, xlabel="which number", title=f"step {step}")
+    bars.set(xticks=places, xlabel="which number")
+    bars.set_title(f"Step {step}: number {late + 1} is {float((corrected - sent)[late]):+.1f} late")
     figure.legend(*bars.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     for place, name in enumerate(("with residual", "without")):
         errors = [float(state[2][place]) for state in states[:step]]
