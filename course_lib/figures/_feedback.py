@@ -25,20 +25,23 @@ def feedback_step(states: Sequence[tuple[Tensor, Tensor, Tensor]], step: int) ->
         1, 2, figsize=(8.8, 3.6), width_ratios=(3, 2), layout="constrained"
     )
     corrected, sent, _ = states[step - 1]
+    residual = corrected - sent
     outline = {"facecolor": "none", "edgecolor": "black", "width": 0.9}
     places = range(1, len(corrected) + 1)
     bars.bar(places, corrected.tolist(), label="gradient + residual", **outline)
     for values, shift, color, hatch, name in (
         (sent, -0.2, "#E69F00", "//", "sent"),
-        (corrected - sent, 0.2, "#56B4E9", "....", "new residual"),
+        (residual, 0.2, "#56B4E9", "....", "new residual"),
     ):
         look = {"color": color, "hatch": hatch, "label": name, "width": 0.38}
         drawn = bars.bar([place + shift for place in places], values.tolist(), **look)
         for place, bar in zip(places, drawn, strict=True):
             tip(bar, f"{name}, number {place}: {float(values[place - 1]):.2f}")
-    limit = 1.1 * max(float(vector.abs().max()) for state in states for vector in state[:2])
+    late = int(residual.abs().argmax())
+    waits = f"{float(residual[late]):.1f}".replace("-", "−")
     bars.axhline(0, color="black", linewidth=0.8)
-    bars.set(ylim=(-limit, limit), xticks=places, xlabel="which number", title=f"step {step}")
+    bars.set(xticks=places, xlabel="which number")
+    bars.set_title(f"Step {step}: {waits} of number {late + 1} wait")
     figure.legend(*bars.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     for place, name in enumerate(("with residual", "without")):
         errors = [float(state[2][place]) for state in states[:step]]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never 
 
 HELD, MOVED, DONE, AWAY, BARE = "#cfe3f5", "#ffd9a0", "#bfe3d0", "#ececec", "white"
 _INK = "#333333"
+_PIECES = ("#d9c7ec", "#f6e58d", "#f7c1bb", "#cdd9a8")
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
@@ -131,28 +132,27 @@ def torchrun_and_store(world_size: int = 4) -> Figure:
 
 
 def two_phases(world_size: int = 3) -> Figure:
-    """Draw a compressed all-reduce in two phases: C(Σ C(∇f))."""
-    figure, axes = _canvas(12, 4.6)
-    heads = (
-        "own gradient",
-        "compress each chunk",
-        "to the chunk's owner",
-        "sum, compress again",
-        "to all ranks",
-    )
-    for number, head in enumerate(heads):
-        _note(axes, 1.2 + number * 2.4, 0.3, head)
+    """Draw a compressed all-reduce, Q(Σ Q(g)): each vector in pieces, each piece with its owner."""
+    figure, axes = _canvas(12, 4.5)
+    heads = {1.1: "gradient, in pieces", 3.2: "compress each", 4.75: "to its owner", 6.3: "sum"}
+    for x, head in (heads | {8.0: "compress", 9.2: "to all", 10.9: "sum"}).items():
+        _note(axes, x, 0.3, head)
+    pieces = [("abcd"[i], _PIECES[i], 1.8 / world_size) for i in range(world_size)]
     for rank in range(world_size):
-        y = 0.8 + rank * 1.25
-        _box(axes, 0.2, y, 1.9, 0.8, f"rank {rank}: ∇f{rank}")
-        _box(axes, 2.7, y, 1.7, 0.8, f"C(∇f{rank})", MOVED)
-        _box(axes, 7.5, y, 1.9, 0.8, f"C(Σ C(∇f))\nchunk {rank}", MOVED)
-        _box(axes, 10.2, y, 1.6, 0.8, "all chunks", DONE)
-        _arrow(axes, (2.1, y + 0.4), (2.7, y + 0.4))
-        for other in range(world_size):
-            y_of_other = 1.2 + other * 1.25
-            _arrow(axes, (4.4, y + 0.4), (7.5, y_of_other))
-            _arrow(axes, (9.4, y + 0.4), (10.2, y_of_other))
+        y = 0.8 + rank * 1.3
+        name, color, _ = pieces[rank]
+        _note(axes, 0.2, y - 0.13, f"rank {rank}", "left")
+        _box(axes, 5.8, y + 0.1, 1.0, 0.6, f"Σ Q({name})", color)
+        _box(axes, 7.5, y + 0.25, 1.0, 0.3, f"Q(Σ Q({name}))", color)
+        _arrow(axes, (2.0, y + 0.4), (2.75, y + 0.4))
+        _arrow(axes, (6.8, y + 0.4), (7.5, y + 0.4))
+        for owner, (other, shade, wide) in enumerate(pieces):
+            _box(axes, 0.2 + owner * wide, y, wide, 0.8, f"${other}_{rank}$", shade)
+            _box(axes, 10.0 + owner * wide, y, wide, 0.8, f"≈Σ{other}", shade)
+            middle = y + (owner + 0.5) * 0.8 / world_size
+            _box(axes, 2.75, middle - 0.12, 0.9, 0.24, f"$Q({other}_{rank})$", shade)
+            _arrow(axes, (3.65, middle), (5.8, 1.2 + owner * 1.3))
+            _arrow(axes, (8.5, y + 0.4), (10.0, 1.2 + owner * 1.3))
     return figure
 
 
