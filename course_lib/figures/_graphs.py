@@ -46,7 +46,7 @@ def communication_graph(ax: Axes, mixing: Sequence[Sequence[float]], *, columns:
             x, y, s=(2 * _RADIUS) ** 2, color="white", edgecolor="black", linewidth=0.8, zorder=3
         )
         ax.text(x, y, f"{rank}", ha="center", va="center", fontsize=7, zorder=4)
-    ax.set_aspect("equal")
+    ax.set_aspect("equal", adjustable="datalim")  # the axes stay as high as their neighbours
     ax.margins(0.15)
     ax.axis("off")
 
