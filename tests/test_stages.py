@@ -110,6 +110,7 @@ def definitions(source: str) -> dict[str, str]:
         ("01_minibatch_sgd", stage_01, ["texts", "batches", "train", "held_out_loss"]),
         ("02_data_parallel_sgd", stage_02, ["average", "train"]),
         ("03_collectives", stage_03, ["ring", "average"]),
+        ("05_bucketing_and_overlap", stage_05_by_hand, ["Bucket", "buckets_of", "Overlap"]),
     ],
 )
 def test_the_page_types_the_lines_of_the_file(page, stage, names):
