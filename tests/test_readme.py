@@ -57,7 +57,7 @@ PAGES = (
     *(f"docs/{name}.md" for name in ("architecture", "grading", "programs", "setting_up")),
 )
 LINKED = (
-    *("docs/instructors_guide.md", "docs/slides.md"),
+    *("docs/instructors_guide.md", "docs/questions.md", "docs/slides.md"),
     *("course_lib/ranks/README.md", "course_lib/ranks/simulated/README.md", "autograder/README.md"),
 )
 
