@@ -188,9 +188,10 @@ class Unit:
             return
         self.start_gathering()
         assert self._gathering is not None
-        work, _ = self._gathering
+        work, own = self._gathering
         if work is not None:
             work.wait()
+            own.untyped_storage().resize_(0)
         self._gathering, self.gathered = None, True
         for leaf, places in zip(self._leaves, self._places, strict=True):
             for module, name in places:
@@ -250,6 +251,14 @@ class Unit:
         own_chunk = flat.new_empty(self._length)
         return start_reduce_scatter(own_chunk, flat, self._group), own_chunk, flat
 
+    def free_sent(self) -> None:
+        """Free the whole gradients whose reduce-scatter is over."""
+        for place, (work, own, flat) in enumerate(self._reducing):
+            if work is not None and flat is not own and work.is_completed():
+                work.wait()
+                flat.untyped_storage().resize_(0)
+                self._reducing[place] = (None, own, own)
+
     @torch.no_grad()
     def finish(self) -> None:
         """Wait for the gradients, and add them to the gradients of the pieces."""
@@ -275,9 +284,11 @@ class Unit:
 
     def _wait(self) -> list[Tensor]:
         """Wait for all gradients that are on their way; return them, and forget them here."""
-        for work, _, _ in self._reducing:
+        for work, own, flat in self._reducing:
             if work is not None:
                 work.wait()
+                if flat is not own:
+                    flat.untyped_storage().resize_(0)
         reduced, self._reducing = [chunk for _, chunk, _ in self._reducing], []
         return reduced
 

@@ -203,6 +203,8 @@ class FullyShardedDataParallel(nn.Module):
         if not self._end.requested:
             self._forget_backward()
             self._end.ask()
+        for other in self._units:
+            other.free_sent()
         unit.start_gathering()
         self._fetch(self._order.index(unit) - 1)
         unit.use()
