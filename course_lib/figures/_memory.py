@@ -73,11 +73,11 @@ class MemoryOverTime(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> MemoryOverTime:
         self._saved.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._saved.__exit__(*error)
         for ms, sizes in self._looks:
             held = dict.fromkeys([*_KINDS, _UNTOUCHED], 0)
@@ -86,7 +86,7 @@ class MemoryOverTime(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del held[_UNTOUCHED]
             self.moments.append(Moment(ms, held))
         for address in self._number:
-            torch.UntypedStorage._free_weak_ref(address)
+            _let_go(address)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -129,7 +129,7 @@ class MemoryOverTime(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for address, piece in list(self._number.items()):
             storage = torch.UntypedStorage._new_with_weak_ptr(address)
             if storage is None:
-                torch.UntypedStorage._free_weak_ref(address)
+                _let_go(address)
                 del self._number[address]
             else:
                 sizes[piece] = storage.nbytes()
@@ -138,6 +138,10 @@ class MemoryOverTime(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _memory_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _let_go(address: int) -> None:
+    torch.UntypedStorage._free_weak_ref(address)  # type: ignore[no-untyped-call]
 
 
 def memory_over_time(panels: Mapping[str, Sequence[Moment]]) -> Figure:

@@ -252,12 +252,13 @@ class Unit:
         return start_reduce_scatter(own_chunk, flat, self._group), own_chunk, flat
 
     def free_sent(self) -> None:
-        """Free the whole gradients whose reduce-scatter is over."""
+        """Wait for the reduce-scatters that are on their way, and free what they sent."""
         for place, (work, own, flat) in enumerate(self._reducing):
-            if work is not None and flat is not own and work.is_completed():
+            if work is not None:
                 work.wait()
-                flat.untyped_storage().resize_(0)
                 self._reducing[place] = (None, own, own)
+                if flat is not own:
+                    flat.untyped_storage().resize_(0)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -284,11 +285,7 @@ class Unit:
 
     def _wait(self) -> list[Tensor]:
         """Wait for all gradients that are on their way; return them, and forget them here."""
-        for work, own, flat in self._reducing:
-            if work is not None:
-                work.wait()
-                if flat is not own:
-                    flat.untyped_storage().resize_(0)
+        self.free_sent()
         reduced, self._reducing = [chunk for _, chunk, _ in self._reducing], []
         return reduced
 
