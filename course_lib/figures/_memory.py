@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _KINDS = {
-    "state": ("#999999", ""),
+    "optimizer's state": ("#999999", ""),
     "weights": ("#0072B2", ""),
     "gathered weights": ("#56B4E9", "////"),
     "gradients": ("#D55E00", "\\\\\\\\"),
@@ -67,7 +67,8 @@ class MemoryOverTime(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weights = [param for group in optimizer.param_groups for param in group["params"]]
         self._trained = set(weights)
         self._follow(weights, "weights")
-        self._follow([list(state.values()) for state in optimizer.state.values()], "state")
+        states = [list(state.values()) for state in optimizer.state.values()]
+        self._follow(states, "optimizer's state")
         # What `zero_grad` drops, nobody touches; a simulated network may keep it for longer.
         self._follow([param.grad for param in weights], _UNTOUCHED)
 

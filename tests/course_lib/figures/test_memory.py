@@ -38,7 +38,7 @@ def test_each_kind_has_the_bytes_that_can_be_counted():
     scalars = 4 * LAYERS  # Adam counts its steps
     for held in (first, last):
         assert held["weights"] == LAYERS * WEIGHT
-        assert held["state"] == 2 * LAYERS * WEIGHT + scalars
+        assert held["optimizer's state"] == 2 * LAYERS * WEIGHT + scalars
         assert held["gathered weights"] == 0
     assert (first["gradients"], last["gradients"]) == (0, LAYERS * WEIGHT)
     assert first["activations"] == 0
