@@ -16,6 +16,7 @@ from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of
 - `_chunks`: draws which rank holds which chunk before, during and after a collective
 - `_winners`: draws a map of the fastest algorithm for each size and number of ranks
 - `_steps`: turns the marks and the trace of a training step into bars
+- `_memory`: follows a rank's memory through a training step, and draws it
 - `_feedback`: draws a step of error feedback
 - `_graphs`: draws which ranks get messages from which
 - `diagrams`: draws who holds what and what goes where, in boxes and arrows
@@ -34,6 +35,7 @@ from course_lib.figures._chunks import (
 from course_lib.figures._explore import explore, tip
 from course_lib.figures._feedback import feedback_step
 from course_lib.figures._graphs import communication_graph
+from course_lib.figures._memory import MemoryOverTime, Moment, memory_over_time
 from course_lib.figures._shown import (
     Span,
     bytes_and_quality,
@@ -49,6 +51,8 @@ from course_lib.figures._steps import step_spans
 from course_lib.figures._winners import winner_map
 
 __all__ = [
+    "MemoryOverTime",
+    "Moment",
     "Span",
     "bytes_and_quality",
     "chunk_moments",
@@ -64,6 +68,7 @@ __all__ = [
     "feedback_step",
     "label_ends",
     "marked_chunks",
+    "memory_over_time",
     "order_of_rows",
     "plain_ticks",
     "show",

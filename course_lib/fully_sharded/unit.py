@@ -188,9 +188,10 @@ class Unit:
             return
         self.start_gathering()
         assert self._gathering is not None
-        work, _ = self._gathering
+        work, own = self._gathering
         if work is not None:
             work.wait()
+            own.untyped_storage().resize_(0)
         self._gathering, self.gathered = None, True
         for leaf, places in zip(self._leaves, self._places, strict=True):
             for module, name in places:
@@ -250,6 +251,15 @@ class Unit:
         own_chunk = flat.new_empty(self._length)
         return start_reduce_scatter(own_chunk, flat, self._group), own_chunk, flat
 
+    def free_sent(self) -> None:
+        """Wait for the reduce-scatters that are on their way, and free what they sent."""
+        for place, (work, own, flat) in enumerate(self._reducing):
+            if work is not None:
+                work.wait()
+                self._reducing[place] = (None, own, own)
+                if flat is not own:
+                    flat.untyped_storage().resize_(0)
+
     @torch.no_grad()
     def finish(self) -> None:
         """Wait for the gradients, and add them to the gradients of the pieces."""
@@ -275,9 +285,7 @@ class Unit:
 
     def _wait(self) -> list[Tensor]:
         """Wait for all gradients that are on their way; return them, and forget them here."""
-        for work, _, _ in self._reducing:
-            if work is not None:
-                work.wait()
+        self.free_sent()
         reduced, self._reducing = [chunk for _, chunk, _ in self._reducing], []
         return reduced
 

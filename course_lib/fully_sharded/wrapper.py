@@ -203,9 +203,12 @@ class FullyShardedDataParallel(nn.Module):
         if not self._end.requested:
             self._forget_backward()
             self._end.ask()
+        place = self._order.index(unit)
         unit.start_gathering()
-        self._fetch(self._order.index(unit) - 1)
+        self._fetch(place - 1)
         unit.use()
+        for sent in self._order[place + 2 :]:  # before this unit was gathered, so they are over
+            sent.free_sent()
 
     def _fetch(self, place: int) -> None:
         if self._prefetch and 0 <= place < len(self._order):
