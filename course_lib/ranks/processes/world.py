@@ -181,7 +181,11 @@ class World:
         self._call = 0
         self._destroyed = 0
         self._everyone: MeteredProcessGroup | None = None
-        self._groups: weakref.WeakSet[MeteredProcessGroup] = weakref.WeakSet()
+        # In the order in which they were made, which is the same on all ranks: on macOS, connecting
+        # them again waits for the other members.
+        self._groups: weakref.WeakValueDictionary[int, MeteredProcessGroup]
+        self._groups = weakref.WeakValueDictionary()
+        self._made = 0
         # Each is in its own list, so that a separate thread can free it: freeing one takes as long
         # as it still waits for something.
         self._given_up: list[list[Any]] = []
@@ -231,8 +235,9 @@ class World:
             self.recorder.give_up()
             if self.backend == "gloo":  # keep NCCL's: freeing a stuck one is not tested on a GPU
                 self._free_given_up()
-            self._given_up += [[group._inner] for group in self._groups]
-            for group in list(self._groups):
+            groups = list(self._groups.values())
+            self._given_up += [[group._inner] for group in groups]
+            for group in groups:
                 group.connect()
         self._call, self._destroyed = call, 0
         self._local.clear()
@@ -266,7 +271,8 @@ class World:
         group.backend = self.backend
         with _without_greeting():
             group.connect()
-        self._groups.add(group)
+        self._made += 1
+        self._groups[self._made] = group
         if name == "0":
             self._everyone = group
         return group

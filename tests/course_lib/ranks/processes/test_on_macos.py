@@ -1,5 +1,6 @@
 """What macOS lacks is replaced; it is imitated here."""
 
+import builtins
 import subprocess
 import sys
 
@@ -66,3 +67,32 @@ def test_a_skipped_new_group_is_found_where_groups_connect_at_once() -> None:
             ranks.run(sum_in_group, 1)
         assert "waits in new_group #1 of ranks 0, 1" in str(caught.value)
         assert ranks.run(sum_in_group) == [2.0, 2.0]
+
+
+def sums_in_kept_groups() -> list[float]:
+    from course_lib.ranks.processes import gloo
+
+    gloo.CONNECTS_LATER = False
+    if not hasattr(builtins, "kept"):
+        pairs = [[0, 1], [1, 2], [0, 2], [0, 1, 2], [0, 1], [1, 2]]
+        builtins.kept = [dist.new_group(pair) for pair in pairs]  # type: ignore[attr-defined]
+    sums = []
+    for group in builtins.kept:  # type: ignore[attr-defined]
+        if dist.get_rank(group) >= 0:
+            sums.append(torch.ones(1))
+            dist.all_reduce(sums[-1], group=group)
+    return [tensor.item() for tensor in sums]
+
+
+def sum_on_rank_0() -> None:
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+
+
+def test_groups_that_connect_at_once_do_so_in_one_order_after_a_failure() -> None:
+    with Ranks(3, on="cpu", timeout=30) as ranks:
+        before = ranks.run(sums_in_kept_groups)
+        for _ in range(2):
+            with pytest.raises(DeadlockError):
+                ranks.run(sum_on_rank_0)
+            assert ranks.run(sums_in_kept_groups) == before
