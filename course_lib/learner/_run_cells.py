@@ -246,7 +246,8 @@ def _kernel(folder: Path) -> Iterator[_Kernel]:
 def _kill_group(manager: AsyncKernelManager) -> None:
     """Kill what the kernel's cells have started and left."""
     if pid := getattr(manager.provisioner, "pid", None):
-        with contextlib.suppress(ProcessLookupError):
+        # macOS: PermissionError if all processes of the group are zombies
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 
 

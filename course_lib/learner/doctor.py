@@ -215,7 +215,7 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
     start = time.monotonic()
     try:
         with Ranks(size, on=on, timeout=SECONDS) as ranks:
-            sums = ranks.run(_sum)
+            sums = ranks.run(_sum if on == "simulated" else _product_and_sum)
     except (RanksError, OSError, RuntimeError) as error:
         summary = str(error).strip().splitlines()[0]
         advice = (
@@ -225,9 +225,8 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
         return Finding(name, summary, advice)
     if not all(torch.equal(result, torch.full((3,), float(size))) for result in sums):
         return Finding(name, f"the sum was {sums}", "install PyTorch again: its sums are wrong")
-    return Finding(
-        name, f"{size} ranks started and added up a tensor in {time.monotonic() - start:.1f} s"
-    )
+    seconds = f"{time.monotonic() - start:.1f} s"
+    return Finding(name, f"{size} ranks started and added up a tensor in {seconds}")
 
 
 def _sum() -> Any:
@@ -237,6 +236,19 @@ def _sum() -> Any:
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     return tensor
+
+
+def _product_and_sum() -> Any:
+    """Do what lectures do on every rank: draw numbers, multiply matrices, and make a group."""
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(0)
+    matrix = torch.randn(64, 64)
+    product = matrix @ matrix.T
+    group = dist.new_group([0, 1])
+    dist.all_reduce(product, group=group)
+    return _sum()
 
 
 LOOKS: tuple[Look, ...] = (packages, torch_and_gpus, memory, simulated, real)

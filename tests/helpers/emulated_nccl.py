@@ -281,7 +281,7 @@ def emulate(mode: str = "data", delay: float = 0.0) -> None:
     vars(world).update(connect=connect, emulation=emulation)
     here = world.joined_world()
     assert here is not None
-    for group in list(here._groups):
+    for group in list(here._groups.values()):
         group.connect()
 
 

@@ -88,7 +88,8 @@ def _waiting(ranks: Sequence[RankView]) -> dict[int, Waiting]:
     all_waiting = {}
     for rank in ranks:
         if rank.state is RankPhase.BLOCKED:
-            kind = kinds.get(rank.wait, "collective" if rank.seq else "new_group")
+            in_collective = rank.seq and rank.group != NEW_GROUPS
+            kind = kinds.get(rank.wait, "collective" if in_collective else "new_group")
             tag = 0 if rank.channel is None else rank.channel.tag
             group = rank.group if rank.channel is None else rank.channel.group
             awaited = waits_for(rank, ranks)

@@ -4,6 +4,8 @@ The group of all ranks connects at once. Making any other group takes no time an
 rank. Two of its members connect when they first exchange something. So a rank that never makes the
 group delays only the ranks that need it. That first exchange may wait for the other member's part.
 
+On macOS, every group connects at once (`CONNECTS_LATER`), so making a group waits for its members.
+
 gloo lacks some operations, and some of its works cannot tell when they are over. This module
 composes both from the operations that gloo has.
 """
@@ -11,6 +13,7 @@ composes both from the operations that gloo has.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -22,11 +25,14 @@ from torch.utils._pytree import tree_leaves
 
 from course_lib.ranks._torch.collective_table import Collective
 
+CONNECTS_LATER = sys.platform != "darwin"
+"""Whether gloo can connect a group when it is first used. libuv, its transport on macOS, cannot."""
+
 
 def connect_gloo(store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False) -> Any:
-    """Return gloo's process group of these members; `lazy`: gloo connects when first used."""
+    """Return gloo's process group of these members; `lazy`: connect it when first used."""
     gloo: Any = dist.ProcessGroupGloo
-    if not lazy:
+    if not (lazy and CONNECTS_LATER):
         return gloo(store, rank, size, timeout)
     # Each group needs its own device: groups that share one and connect when first used hang.
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]

@@ -49,7 +49,8 @@ from course_lib.ranks._torch.process_world import (
 )
 from course_lib.ranks._torch.python_group import STAND_INS
 from course_lib.ranks.explain.words import spans
-from course_lib.ranks.processes.board_views import NEW_GROUPS
+from course_lib.ranks.processes import gloo
+from course_lib.ranks.processes.board_views import NEW_GROUPS, Wait
 from course_lib.ranks.processes.gpu_group import connect
 from course_lib.ranks.processes.metered_group import (
     NAMES_PER_CALL,
@@ -180,7 +181,11 @@ class World:
         self._call = 0
         self._destroyed = 0
         self._everyone: MeteredProcessGroup | None = None
-        self._groups: weakref.WeakSet[MeteredProcessGroup] = weakref.WeakSet()
+        # In the order in which they were made, which is the same on all ranks: on macOS, connecting
+        # them again waits for the other members.
+        self._groups: weakref.WeakValueDictionary[int, MeteredProcessGroup]
+        self._groups = weakref.WeakValueDictionary()
+        self._made = 0
         # Each is in its own list, so that a separate thread can free it: freeing one takes as long
         # as it still waits for something.
         self._given_up: list[list[Any]] = []
@@ -230,8 +235,9 @@ class World:
             self.recorder.give_up()
             if self.backend == "gloo":  # keep NCCL's: freeing a stuck one is not tested on a GPU
                 self._free_given_up()
-            self._given_up += [[group._inner] for group in self._groups]
-            for group in list(self._groups):
+            groups = list(self._groups.values())
+            self._given_up += [[group._inner] for group in groups]
+            for group in groups:
                 group.connect()
         self._call, self._destroyed = call, 0
         self._local.clear()
@@ -265,7 +271,8 @@ class World:
         group.backend = self.backend
         with _without_greeting():
             group.connect()
-        self._groups.add(group)
+        self._made += 1
+        self._groups[self._made] = group
         if name == "0":
             self._everyone = group
         return group
@@ -280,7 +287,8 @@ class World:
             if not is_registered(backend):
                 bound.arguments["backend"] = None  # use the metered default, also for "gloo"
             ranks = bound.arguments.get("ranks")
-            if not bound.arguments.get("use_local_synchronization"):
+            counts = not bound.arguments.get("use_local_synchronization")
+            if counts:
                 self._count_new_group(ranks)
             elif ranks is not None and self.recorder.rank in ranks:
                 # PyTorch's own name counts this rank's groups, and other members may have others.
@@ -294,6 +302,8 @@ class World:
                 return group
             finally:
                 self._local_name = ""
+                if counts and not gloo.CONNECTS_LATER:
+                    self.recorder.board.unblock(self.recorder.rank)
 
         return counted
 
@@ -301,7 +311,12 @@ class World:
         everyone = tuple(range(self._size))
         members = spans(sorted(ranks) if ranks is not None else everyone)
         line = self.recorder.locate()
-        self.recorder.enter(NEW_GROUPS, everyone, f"new_group of ranks {members}", line)
+        call = f"new_group of ranks {members}"
+        seq = self.recorder.enter(NEW_GROUPS, everyone, call, line)
+        if not gloo.CONNECTS_LATER:  # the members connect now, and wait for one that skips the call
+            text = f"waits in new_group #{seq} of ranks {members}"
+            board, rank = self.recorder.board, self.recorder.rank
+            board.block(rank, Wait.COLLECTIVE, group=NEW_GROUPS, seq=seq, text=text, where=line)
 
     def _free_given_up(self) -> None:
         """Free the connections that were replaced when an earlier call was given up.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,30 @@ def test_gpus_that_torch_does_not_see_cost_no_more_than_speed(
     found = doctor.torch_and_gpus()
     assert words in found.summary + found.advice
     assert found.fine is not driver and (found.fine or not found.needed)
+
+
+def test_ranks_that_cannot_make_groups_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS before every group connected at once."""
+    import torch.distributed as dist
+
+    import course_lib.ranks
+
+    class Here(contextlib.nullcontext[Any]):
+        """Runs a rank's function in this process."""
+
+        def __enter__(self) -> Any:
+            return self
+
+        def run(self, function: Callable[[], Any]) -> Any:
+            return [function()]
+
+    def refuse(ranks: list[int]) -> None:
+        raise RuntimeError("UV transport does not support lazy init")
+
+    monkeypatch.setattr(course_lib.ranks, "Ranks", lambda *_, **__: Here())
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group=None: tensor.mul_(2))
+    monkeypatch.setattr(dist, "new_group", lambda ranks: None)
+    assert doctor.real().fine
+    monkeypatch.setattr(dist, "new_group", refuse)
+    found = doctor.real()
+    assert found.needed and not found.fine and "lazy init" in found.summary

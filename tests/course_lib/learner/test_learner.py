@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from course_lib import diary
-from course_lib.learner import CannotGoOn, _course
+from course_lib.learner import CannotGoOn, _course, _run_cells
 from course_lib.learner.__main__ import main
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
@@ -358,3 +359,12 @@ def test_solutions_share_their_time_too(
     assert main(["check", NAME]) == 1
     said = capfd.readouterr().out
     assert "all solutions together have 1 s" in said and "0 of 3" in said
+
+
+def test_a_group_of_zombies_needs_no_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(group: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")  # as macOS says it
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    manager: Any = SimpleNamespace(provisioner=SimpleNamespace(pid=1))
+    _run_cells._kill_group(manager)

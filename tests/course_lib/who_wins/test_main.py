@@ -1,5 +1,6 @@
 """The command: a small map of three algorithms, as tables."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,11 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_system_without_affinity_offers_all_cores(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # as on macOS
+    assert main(["--seeds", "-1"]) == 2
+    assert "at least 1" in capsys.readouterr().err
