@@ -1,27 +1,10 @@
 """The scripts that lectures start with torchrun: the same result on any number of ranks."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT
-
-SCRIPTS = ROOT / "lectures" / "scripts"
-
-
-def torchrun(folder: Path, world_size: int, script: str, *options: str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(world_size), str(SCRIPTS / script), *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from tests.helpers.torchrun import torchrun
 
 
 def losses(output: str) -> list[float]:

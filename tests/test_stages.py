@@ -1,9 +1,7 @@
 """The stages of the program that grows: one training, however many ranks run it, and in any way."""
 
 import ast
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,11 +11,11 @@ import torch
 
 from course_lib.ranks import Ranks
 from tests.helpers import ROOT
+from tests.helpers.torchrun import torchrun
 
 sys.path.append(str(ROOT / "lectures"))
 from scripts import stage_01, stage_02, stage_03, stage_04, stage_05, stage_05_by_hand
 
-SCRIPTS = ROOT / "lectures" / "scripts"
 SAME_STEP = (stage_02, stage_03, stage_05_by_hand, stage_05)
 STEPS = 4  # DDP cuts its buckets anew after the first, and state could be left after each
 
@@ -54,18 +52,6 @@ def test_the_sampler_reads_the_rows_of_the_batches(world_size):
     assert all(Ranks(world_size, on="simulated").run(on_a_rank))
 
 
-def torchrun(folder: Path, stage: str, world_size: int, *arguments: str) -> list[float]:
-    """Run a stage in a terminal; return its first loss, its last loss and its held-out loss."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(world_size), str(SCRIPTS / f"{stage}.py"), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
-    run = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert run.returncode == 0, run.stderr
-    return [float(number) for number in re.findall(r"\d\.\d+", run.stdout)]
-
-
 @pytest.mark.large
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("stage", SAME_STEP, ids=lambda stage: stage.__name__)
@@ -74,11 +60,13 @@ def test_torchrun_trains_alike(tmp_path, stage, world_size):
     model, losses = stage_01.train(100)
     alone = [losses[0].item(), losses[-1].item(), stage_01.held_out_loss(model)]
     name = stage.__name__.removeprefix("scripts.")
-    assert torchrun(tmp_path, name, world_size) == pytest.approx(alone, abs=2e-5)
+    printed = torchrun(tmp_path, world_size, f"{name}.py")
+    together = [float(number) for number in re.findall(r"\d\.\d+", printed)]
+    assert together == pytest.approx(alone, abs=2e-5)
 
 
 @pytest.mark.large
-def test_a_stopped_run_goes_on_with_another_number_of_ranks(tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_with_another_number_of_ranks(tmp_path):
     def train(steps, checkpoint):
         model, losses = stage_04.train(steps, checkpoint)
         return losses, stage_04.held_out_loss(model)
