@@ -11,7 +11,6 @@ def lacking(way: str) -> Iterator[tuple[float, int]]:
     """Yield rates and seeds that were not tried, first those that choose the rate."""
     for rate in RATES:
         yield from ((rate, seed) for seed in TUNING_SEEDS)
-    tries.cache_clear()
     yield from ((tuned_rate(way), seed) for seed in SEEDS)
 
 
@@ -21,13 +20,13 @@ def main() -> None:
         FILE.write_text("way,rate,seed,steps\n", encoding="utf-8")
     for way in (name for name, entry in WAYS.items() if not entry.like):
         for rate, seed in lacking(way):
-            tries.cache_clear()
             if any(t[:3] == (way, rate, seed) for t in tries()):
                 continue
             trial = run(way, rate, seed)
             print(*trial, flush=True)
             with FILE.open("a", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerow(trial)
+            tries.cache_clear()
 
 
 main()

@@ -82,10 +82,11 @@ def measure(
     Raises ValueError if there is no such way.
 
     """
-    if isinstance(train, str) and train not in WAYS:
-        raise ValueError(f"way must be one of {', '.join(WAYS)}; got {train!r}")
-    chosen = WAYS[train] if isinstance(train, str) else Way(one_rank)
-    program = partial(train_one_way, train) if isinstance(train, str) else train
+    name = train if isinstance(train, str) else None
+    if name is not None and name not in WAYS:
+        raise ValueError(f"way must be one of {', '.join(WAYS)}; got {name!r}")
+    chosen = WAYS[name] if name else Way(one_rank)
+    program = partial(train_one_way, name) if name else train
     world_size, period = ranks or chosen.world_size, chosen.period
     torch.set_num_threads(1)
     with Ranks(world_size, on="simulated", network=network, device=device) as simulated:
@@ -93,10 +94,10 @@ def measure(
         few = max(_WARM_UP, period)
         before, shorter = simulated.run(_observed, program, few), simulated.trace
         after, longer = simulated.run(_observed, program, few + period), simulated.trace
-        weights = simulated.run(_weights_held, train if isinstance(train, str) else "one rank")
+        weights = simulated.run(_weights_held, chosen)
     everyone = range(world_size)
     losses = [run.loss for run in after if run.loss is not None]
-    optimizer_bytes = 8 if isinstance(train, str) else 0
+    optimizer_bytes = 8 if name else 0  # AdamW's two moments, or plain SGD
     return Row(
         way or str(train),
         world_size - 1 if chosen.prepare is None else world_size,
@@ -105,7 +106,7 @@ def measure(
         model_state_bytes(max(weights), world_size, chosen.stage, 4, 4, optimizer_bytes),
         max(after[rank].saved - before[rank].saved for rank in everyone) / period,
         sum(losses) / len(losses),
-        mean_steps(train) if isinstance(train, str) else None,
+        mean_steps(name) if name else None,
         _spans(longer, max(event.end for event in shorter.events if event.rank == 0)),
     )
 
@@ -129,7 +130,7 @@ def _spans(trace: Trace, begin: float) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def _weights_held(name: str) -> int:
+def _weights_held(way: Way) -> int:
     """Return how many weights this rank holds, before a ZeRO stage divides them."""
     counts: list[int] = []
 
@@ -138,7 +139,7 @@ def _weights_held(name: str) -> int:
         counts.append(sum(param.numel() for param in held))
         return AdamW(held)
 
-    way, model = WAYS[name], new_model()
+    model = new_model()
     if way.prepare is None or way.stage:
         return sum(param.numel() for param in model.parameters())
     way.prepare(model, make_optimizer, backward)

@@ -192,7 +192,6 @@ class Way(NamedTuple):
         world_size: the number of ranks.
         whole_batch: whether each rank gets the whole batch, and cuts it itself.
         stage: the ZeRO stage; 0 if nothing is sharded.
-        divided: into how many parts the matrices and layers are cut.
         period: steps after which the pattern of messages repeats.
         wait_for: how many gradients a server waits for; None: it does not wait.
 
@@ -203,14 +202,12 @@ class Way(NamedTuple):
     world_size: int = WORLD_SIZE
     whole_batch: bool = False
     stage: int = 0
-    divided: int = 1
     period: int = 1
     wait_for: int | None = None
 
 
 def _mesh(micro_batches: int = 1, **sizes: int) -> Way:
-    parts = sizes.get("tensor", 1) * sizes.get("pipeline", 1)
-    return Way(_on_mesh(micro_batches, **sizes), "one rank", whole_batch=True, divided=parts)
+    return Way(_on_mesh(micro_batches, **sizes), "one rank", whole_batch=True)
 
 
 WAYS: dict[str, Way] = {
