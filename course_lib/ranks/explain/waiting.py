@@ -19,7 +19,7 @@ ranks.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from course_lib.ranks.explain.errors import DeadlockError, RankState
 from course_lib.ranks.explain.words import (
@@ -111,16 +111,18 @@ def operation_in_words(
 
 
 def stuck(waiting: Mapping[int, Waiting], ended: Collection[int]) -> dict[int, Waiting]:
-    """Return the waiting ranks that can never go on."""
+    """Return the waiting ranks that can never go on; they await only ranks that never come."""
     left = {rank for rank, wait in waiting.items() if wait.awaited}
 
+    def lost(wait: Waiting) -> tuple[int, ...]:
+        return tuple(rank for rank in wait.awaited if rank in left or rank in ended)
+
     def moves(wait: Waiting) -> bool:
-        lost = (left | set(ended)).intersection(wait.awaited)
-        return len(lost) < len(wait.awaited) if wait.one_is_enough else not lost
+        return lost(wait) != wait.awaited if wait.one_is_enough else not lost(wait)
 
     while moving := {rank for rank in left if moves(waiting[rank])}:
         left -= moving
-    return {rank: waiting[rank] for rank in sorted(left)}
+    return {rank: replace(waiting[rank], awaited=lost(waiting[rank])) for rank in sorted(left)}
 
 
 def find_cycle(waiting: Mapping[int, Waiting]) -> list[int]:

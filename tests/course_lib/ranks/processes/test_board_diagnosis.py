@@ -96,6 +96,16 @@ def test_the_watch_wants_to_see_it_twice(board: Board) -> None:
     assert watch.look(board.views()) is not None
 
 
+def test_a_rank_that_is_late_is_not_said_to_have_ended(board: Board) -> None:
+    slot = board.open_group(0, WORLD, (0, 1, 2))
+    seq = board.enter_collective(0, slot, "all_reduce", "Cell In[1], line 2")
+    board.block(0, Wait.COLLECTIVE, seq=seq, group=WORLD)
+    board.set_state(1, RankPhase.FINISHED)
+    report = str(find_deadlock(board.views()))
+    assert "Rank 0 waits for rank 1, which ended" in report
+    assert "which rank 1 never called" in report
+
+
 def test_tables_that_are_full_say_so(board: Board) -> None:
     with pytest.raises(RuntimeError, match=f"more than {MAX_GROUPS} process groups"):
         for key in range(100, 100 + MAX_GROUPS):
