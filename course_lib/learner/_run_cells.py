@@ -6,6 +6,7 @@ not run while the kernel waits for a core, and an end for cells that cannot be i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Any
 
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode, v4
@@ -238,9 +240,18 @@ def _kernel(folder: Path) -> Iterator[_Kernel]:
             stack.enter_context(kernel.setup_kernel(**options))
         except RuntimeError as error:
             raise CannotGoOn(f"{_NOT_STARTED}: {error}") from error
+        stack.callback(run_sync(_cancel_tasks))
         assert kernel.kc is not None
         kernel.kc.allow_stdin = True  # or `Ranks` shows no progress, as if nobody were looking
         yield kernel
+
+
+async def _cancel_tasks() -> None:
+    """End what an interrupted cell has left in the loop, or it complains when its kernel ends."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _kill_group(manager: AsyncKernelManager) -> None:
