@@ -86,29 +86,44 @@ def data_parallel_step(world_size: int = 4) -> Figure:
     return figure
 
 
-def flattened_bucket() -> Figure:
-    """Draw how gradients of several shapes become one flat buffer, and one call."""
-    figure, axes = _canvas(12, 4.4)
-    shapes = (("weight, layer 3", 5, 2), ("bias, layer 3", 2, 1), ("weight, layer 2", 3, 5))
-    cell, x, at = 0.34, 0.8, 1.0
-    for name, columns, rows in shapes:
-        middle = x + columns * cell / 2
-        for row in range(rows):
-            for column in range(columns):
-                _box(axes, x + column * cell, 0.6 + row * cell, cell, cell)
-        _note(axes, middle, 0.3, name)
-        count = rows * columns
-        for number in range(count):
-            _box(axes, at + number * cell, 3.0, cell, cell, "", MOVED)
-        _line(axes, [at, at], [2.92, 3.42], 2, "black")
-        _arrow(axes, (middle, 0.7 + rows * cell), (at + count * cell / 2, 2.95))
-        at += count * cell
-        x += columns * cell + 2.2
-    _line(axes, [at, at], [2.92, 3.42], 2, "black")
-    text = (
-        "one bucket: a contiguous buffer, 27 numbers, one all-reduce; each gradient is a view of it"
+def ddp_in_memory() -> Figure:
+    """Draw what DDP keeps beside a model, on one rank, and the eight events of a step."""
+    figure, axes = _canvas(12, 6.3)
+    for x, head in {0.9: "weights", 2.7: ".grad", 4.4: "hook", 7.0: "bucket"}.items():
+        _note(axes, x, 0.25, head)
+    _note(axes, 10.7, 0.25, "process group")
+    for bucket in range(2):
+        y, left = 0.6 + 1.9 * bucket, 5.6
+        for row, (kind, cells) in enumerate((("weight", 6), ("bias", 2))):
+            name, shade, middle = f"{kind} {2 - bucket}", _PIECES[2 * bucket + row], y + row * 0.7
+            _box(axes, 0.2, middle, 1.4, 0.5, name)
+            _box(axes, 2.2, middle, 1.0, 0.5, "", shade)
+            _box(axes, 4.0, middle, 0.8, 0.5, "ready", BARE)
+            _arrow(axes, (3.2, middle + 0.25), (4.0, middle + 0.25))
+            _arrow(axes, (4.8, middle + 0.25), (5.6, y + 0.6))
+            for cell in range(cells):
+                _box(axes, left + 0.35 * cell, y + 0.35, 0.35, 0.5, "", shade)
+            _note(axes, left + 0.175 * cells, y + 0.1, name)
+            left += 0.35 * cells
+        _box(axes, 9.8, y + 0.35, 1.8, 0.5, f"all-reduce {bucket + 1}", MOVED)
+        _arrow(axes, (8.4, y + 0.5), (9.8, y + 0.5))
+        _arrow(axes, (9.8, y + 0.7), (8.4, y + 0.7))
+    events = (
+        (0.2, 0.45, "construction: rank 0's weights go to all"),
+        (1.6, 0.45, "forward reads the weights"),
+        (2.2, 0.45, "backward completes a gradient: the last layer's first"),
+        (3.6, 0.65, "its hook is called"),
+        (5.2, 0.75, "gradient / K goes into the bucket; .grad is this place now"),
+        (9.0, 0.85, "the bucket is full: its all-reduce starts"),
+        (9.0, 1.55, "the sum comes back while backward goes on"),
+        (4.6, 3.95, "finish waits; then the optimizer finds the mean in .grad"),
     )
-    _note(axes, 6, 3.8, text)
+    _arrow(axes, (7.0, 3.5), (2.7, 3.8), bend=-0.1)
+    circle = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": _INK}
+    for number, (x, y, text) in enumerate(events, 1):
+        axes.text(x, y, f"{number}", ha="center", va="center", fontsize=8, bbox=circle)
+        left, line = divmod(number - 1, 4)
+        _note(axes, 0.2 + 6 * left, 4.7 + 0.42 * line, f"{number}  {text}", "left")
     return figure
 
 
@@ -202,6 +217,69 @@ def columns_then_rows(world_size: int = 2) -> Figure:
         _box(axes, 11.0, y, 0.8, 0.7, "Z", DONE)
     _box(axes, 9.8, 0.4, 0.8, bottom - 0.4, "all-\nreduce", MOVED)
     _note(axes, 6, bottom + 0.3, "grey: what the other ranks hold")
+    return figure
+
+
+def block_with_messages() -> Figure:
+    """Draw where two ranks send in a transformer block: f and g, and their halves along tokens."""
+    figure, axes = _canvas(12, 6.2)
+    ways = (
+        ("tensor parallel", ("all\ntokens",) * 2, "fg", ("nothing", "all-reduce")),
+        (
+            "along the sequence",
+            ("tokens\n0 to S/2", "tokens\nS/2 to S"),
+            ("f̄", "ḡ"),
+            ("all-gather", "reduce-scatter"),
+        ),
+    )
+    for way, (title, between, names, calls) in enumerate(ways):
+        top = 0.55 + 3.1 * way
+        _note(axes, 0.2, top - 0.3, f"{title}   (→ forward, ← backward)", "left")
+        for part in range(3):
+            x = 0.2 + 5.25 * part
+            for rank in range(2):
+                _box(axes, x, top + 0.95 * rank, 1.1, 0.75, between[rank])
+                if part < 2:
+                    work = (f"attention\nheads {2 * rank}, {2 * rank + 1}", "MLP\ncolumns, rows")
+                    _box(axes, x + 2.3, top + 0.95 * rank, 1.75, 0.75, work[part])
+            for side, name in enumerate(names if part < 2 else ""):
+                left = x + 1.45 + 2.95 * side
+                _box(axes, left, top - 0.05, 0.5, 1.8, name, MOVED)
+                forward, backward = calls if side == 0 else calls[::-1]
+                _note(axes, left + 0.25, top + 1.95, f"→ {forward}")
+                _note(axes, left + 0.25, top + 2.25, f"← {backward}")
+    return figure
+
+
+def groups_in_nodes() -> Figure:
+    """Draw data 2 × pipeline 2 × tensor 8 on four nodes of eight, with rank 0's groups thick."""
+    figure, axes = _canvas(12, 5.0)
+    styles = {
+        "tensor: 8 ranks of a node": ("#0072b2", "-"),
+        "pipeline: 0 and 8, 1 and 9, …": ("#d55e00", "--"),
+        "data: 0 and 16, 1 and 17, …": ("#009e73", ":"),
+    }
+    tensor, pipeline, data = styles.values()
+    for node in range(4):
+        copy, stage = divmod(node, 2)
+        x, y = 0.3 + 6.5 * stage, 0.6 + 2.4 * copy
+        _box(axes, x - 0.1, y - 0.1, 5.1, 1.0, "", BARE)
+        _note(axes, x + 2.45, y - 0.3, f"node {node}: data {copy}, stage {stage}")
+        _line(axes, [x + 0.3, x + 4.5], [y + 0.65] * 2, 1.3 if node else 4, *tensor)
+        for rank in range(8):
+            left, thick = x + 0.6 * rank + 0.05, 1.3 if stage or rank else 4
+            _line(axes, [left + 0.25] * 2, [y + 0.4, y + 0.65], 1.3, *tensor)
+            _box(axes, left, y, 0.5, 0.4, f"{8 * node + rank}")
+            if copy == 0:
+                _line(axes, [left + 0.25] * 2, [y + 0.9, y + 1.9], thick, *data)
+            if stage == 0:
+                thick = 1.3 if copy or rank else 4
+                _line(axes, [x + 5.0, x + 6.4], [y + 0.11 * rank] * 2, thick, *pipeline)
+    for number, (name, style) in enumerate(styles.items()):
+        left = 0.3 + 4 * number
+        _line(axes, [left, left + 0.7], [4.5] * 2, 3, *style)
+        _note(axes, left + 0.85, 4.5, name, "left")
+    _note(axes, 6, 4.85, "thick: the groups of rank 0")
     return figure
 
 
