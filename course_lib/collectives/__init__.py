@@ -11,6 +11,7 @@ Read in this order:
 - `all_to_all`: a different chunk for every rank
 - `direct`: direct and one-shot all-reduce, in which every rank sends to every rank at once
 - `all_reduce`: central, tree, ring, halving-doubling, hierarchical
+- `rounding`: a mean that is rounded once, and a sum whose bits do not depend on K
 """
 
 from course_lib.collectives.all_reduce import (
@@ -51,6 +52,7 @@ from course_lib.collectives.rooted import (
     reduce,
     tree_broadcast,
 )
+from course_lib.collectives.rounding import mean_rounded_once, sum_in_one_order
 
 __all__ = [
     "AllReduce",
@@ -66,6 +68,7 @@ __all__ = [
     "halving_doubling_all_reduce",
     "hierarchical_all_reduce",
     "library_all_reduce",
+    "mean_rounded_once",
     "naive_broadcast",
     "one_shot_all_reduce",
     "pipelined_broadcast",
@@ -78,6 +81,7 @@ __all__ = [
     "rotate",
     "start_recv",
     "start_send",
+    "sum_in_one_order",
     "tree_all_reduce",
     "tree_broadcast",
     "two_level_groups",
