@@ -43,7 +43,10 @@ def mean_rounded_once(tensor: Tensor, group: Group = None) -> None:
         own = chunks[rank]
         parts = [own if r == rank else torch.empty_like(own) for r in range(world_size)]
         exchange_with_all(chunks, parts, group)
-        own.copy_(sum(part.float() for part in parts) / world_size)
+        total = torch.zeros_like(own, dtype=torch.float32)
+        for part in parts:
+            total += part
+        own.copy_(total / world_size)
         exchange_with_all([own] * world_size, chunks, group)
 
 
@@ -60,7 +63,7 @@ def sum_in_one_order(parts: Tensor, group: Group = None) -> Tensor:
     if world_size & (world_size - 1):
         raise ValueError(f"{world_size} ranks: the number of ranks must be a power of two")
     odd = len(parts) // (len(parts) & -len(parts))  # parts in a block of the lowest level
-    blocks = parts.detach().unflatten(0, (-1, odd)).unbind(1)
+    blocks: tuple[Tensor, ...] = parts.detach().reshape(-1, odd, *parts.shape[1:]).unbind(1)
     sums = blocks[0].clone(memory_format=torch.contiguous_format)
     for block in blocks[1:]:
         sums += block
