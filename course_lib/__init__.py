@@ -10,6 +10,7 @@
 - `gradient_sync`: gradients averaged per parameter, all at once, or in buckets
 - `guard`: whether parameters are still what they were when a wrapper took them
 - `ddp`: DistributedDataParallel, with buckets that are sent during backward
+- `frontier`: which rank delayed a step, and in which stage
 - `compression`: gradients in fewer bytes, and what that costs
 - `parts`: tensors that know that other ranks hold the rest, and norms over all of them
 - `sharded_optimizer`: ZeRO-1 and 2, in which each rank updates one K-th of the parameters
@@ -39,7 +40,7 @@ from typing import Any
 
 READING_ORDER = (
     *("sgd", "sharding", "replicas", "cost_model", "collectives"),
-    *("bucketing", "gradient_sync", "guard", "ddp", "compression", "parts"),
+    *("bucketing", "gradient_sync", "guard", "ddp", "frontier", "compression", "parts"),
     *(
         "sharded_optimizer",
         "fully_sharded",

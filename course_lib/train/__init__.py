@@ -8,8 +8,8 @@ Read in this order:
 
 - `config`: the options; `datasets` and `models`: the data and the models
 - `loop`: `train`, the whole run; `trainer`: one rank's replica and one step of it; `precision`
-- `checkpoint`: how a run continues after a rank was killed, also with fewer ranks; `progress`: the
-  messages during a run
+- `checkpoint`: how a run continues after a rank was killed, also with fewer ranks
+- `progress`: the messages during a run; `stages`: where the time of a step goes
 - `__main__`: the command line
 """
 

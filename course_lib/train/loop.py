@@ -97,12 +97,14 @@ def train(config: TrainConfig) -> TrainResult:
         for micro_batches in _batches(sampler, shape, start, total, device):
             trainer.take_step(micro_batches)
             step, ends = trainer.step, trainer.step == total
-            if config.log_every and (step % config.log_every == 0 or step == start + 1 or ends):
-                trainer.read_losses()
-                if progress is not None:
-                    progress.report(step, trainer.losses[-1])
             if step % config.checkpoint_every == 0 or ends:
                 trainer.save()
+            trainer.stages.end("update")
+            if config.log_every and (step % config.log_every == 0 or step == start + 1 or ends):
+                trainer.read_losses()
+                where = trainer.stages.report()
+                if progress is not None:
+                    progress.report(step, trainer.losses[-1], where)
         test_loss, test_accuracy = _evaluate(trainer, dataset.test, max(micro_batch, _TEST_BATCH))
         # The last step's loss was computed before its update. The test loss checks the weights
         # after it.

@@ -37,8 +37,11 @@ class Progress:
         self._units_per_step = units_per_step
         self._began = self._last_time = time.perf_counter()
 
-    def report(self, step: int, loss: float) -> None:
-        """Show that `step` steps are done, the last one with this loss (mean over the ranks)."""
+    def report(self, step: int, loss: float, where: str) -> None:
+        """Show that `step` steps are done, the last one with this loss (mean over the ranks).
+
+        `where` says where their time went; empty if that is not known yet.
+        """
         now = time.perf_counter()
         speed = self._units_per_step * (step - self._last) / max(now - self._last_time, 1e-9)
         self._last, self._last_time = step, now
@@ -46,7 +49,7 @@ class Progress:
         say(
             f"step {step:{len(str(self._total))}}/{self._total} · "
             f"epoch {(step - 1) // self._steps_per_epoch + 1} · loss {loss:.4f} · "
-            f"{speed:,.0f} {self._unit}/s · {timedelta(seconds=round(left))} left"
+            f"{speed:,.0f} {self._unit}/s · {timedelta(seconds=round(left))} left{where}"
         )
 
     def seconds(self) -> float:

@@ -18,6 +18,7 @@ from course_lib.train.datasets import Dataset
 from course_lib.train.models import build_model, mean_loss
 from course_lib.train.precision import Precision
 from course_lib.train.progress import say
+from course_lib.train.stages import StageClock
 
 
 class Trainer:
@@ -30,6 +31,7 @@ class Trainer:
         precision: the precision of matrix products.
         step: optimizer steps so far, including those before a restart.
         losses: the losses of these steps, as far as `read_losses` has read them.
+        stages: the times of the stages of the steps.
 
     """
 
@@ -59,6 +61,7 @@ class Trainer:
             self._resume(self._folder)
         self._ddp = _wrapped(self.model, config, device)
         self._rehearse()
+        self.stages = StageClock(self.model.parameters(), device)
 
     def _rehearse(self) -> None:
         """Run one unused backward, because both DDPs rebuild their buckets after the first one.
@@ -83,12 +86,16 @@ class Trainer:
         losses = []
         for number, indices in enumerate(micro_batches, 1):
             inputs, targets = (tensor[indices] for tensor in self._dataset.train)
+            self.stages.end("data")
             last = number == len(micro_batches)
             with nullcontext() if last else self._ddp.no_sync():
                 with self.precision.autocast():
                     loss = mean_loss(self._ddp(inputs), targets) / len(micro_batches)
+                self.stages.end("forward")
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                self.stages.end("backward")
             losses.append(loss.detach())
+        self.stages.end("waiting")
         if self._config.clip_norm is not None:
             scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self._config.clip_norm)
