@@ -1,4 +1,4 @@
-"""Data for the course: a real problem that needs no download.
+"""Data for the course: a real problem that needs no download, and rows that come as a stream.
 
     >>> from course_lib.data import digits
     >>> train, test = digits()
@@ -11,10 +11,25 @@ small enough to train on a laptop in seconds, and real enough to reveal a wrong 
 Training and test sets are split once, from a seed. Every rank calls the same function with the same
 seed, gets the same split, and only then takes its own shard (see `sharding`): nothing has to be
 sent, and no rank ever trains on examples that another rank tests on.
+
+*A stream* has rows in an order, but no length and no index: text from the web, for example. K ranks
+with W workers each are K W readers. If nobody divides the stream, each row is trained on K W times.
+Here every reader goes through the same stream and takes its own rows (`own_rows`), so each row has
+one reader, and the *position*, the number of rows that all readers have taken, is all that a
+checkpoint needs: any other K can go on from there. If a rank has a batch less than the others, they
+wait for it in their all-reduce for ever, so the ranks agree before each step (`until_one_ends`).
+Shuffling needs memory for the rows among which it chooses (`shuffled`).
 """
 
+from collections.abc import Iterable, Iterator
+from itertools import count, islice
+from typing import TypeVar
+
 import torch
+import torch.distributed as dist
 from torch.utils.data import TensorDataset
+
+Row = TypeVar("Row")
 
 _BRIGHTEST_PIXEL = 16.0  # the digits' pixels count the dark dots in a 4 x 4 square: 0 to 16
 
@@ -49,3 +64,68 @@ def digits(seed: int = 0, test_fraction: float = 0.2) -> tuple[TensorDataset, Te
     num_test = round(test_fraction * len(labels))
     test, train = order[:num_test], order[num_test:]
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+
+
+def own_rows(
+    stream: Iterable[Row],
+    rank: int,
+    world_size: int,
+    worker: int = 0,
+    workers: int = 1,
+    position: int = 0,
+    batch_size: int = 1,
+) -> Iterator[Row]:
+    """Yield the rows of one reader: `worker` of `workers` on `rank` of `world_size`.
+
+    The first `position` rows are left out. The next K · batch_size rows are the first step, and so
+    on: rank r takes rows r, r + K, … of each step. Worker w reads the steps w, w + W, …, because a
+    `DataLoader` takes a batch of `batch_size` from each worker in turn. So after s steps all ranks
+    together have had the first position + s K batch_size rows. The last step may have fewer rows.
+
+    The stream must be the same for all readers, in content and order.
+    """
+    rows = islice(stream, position, None)
+    for step in count():
+        batch = list(islice(rows, world_size * batch_size))
+        if not batch:
+            return
+        if step % workers == worker:
+            yield from batch[rank::world_size]
+
+
+def shuffled(stream: Iterable[Row], size: int, generator: torch.Generator) -> Iterator[Row]:
+    """Yield the rows of a stream in another order, chosen among `size` rows that wait in memory.
+
+    A row comes at most `size` places earlier than in the stream. With the same generator all
+    readers get the same order, as `own_rows` needs. Raises ValueError if size < 1.
+    """
+    if size < 1:
+        raise ValueError(f"size={size}: a shuffle buffer holds 1 row or more")
+    rows = iter(stream)
+    waiting = list(islice(rows, size))
+    for row in rows:
+        place = int(torch.randint(size, (), generator=generator))
+        yield waiting[place]
+        waiting[place] = row
+    yield from (waiting[i] for i in torch.randperm(len(waiting), generator=generator).tolist())
+
+
+def until_one_ends(
+    batches: Iterable[Row],
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | str = "cpu",
+) -> Iterator[Row]:
+    """Yield batches until a rank of `group` has none left: all ranks yield equally many.
+
+    Every rank asks before each batch, by an all-reduce of one number on `device` (a GPU, with
+    NCCL).
+    """
+    nothing = object()
+    iterator = iter(batches)
+    while True:
+        batch = next(iterator, nothing)
+        all_have_one = torch.tensor(int(batch is not nothing), device=device)
+        dist.all_reduce(all_have_one, dist.ReduceOp.MIN, group=group)
+        if not all_have_one:
+            return
+        yield batch  # type: ignore[misc]
