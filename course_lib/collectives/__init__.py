@@ -24,11 +24,7 @@ from course_lib.collectives.all_reduce import (
     two_level_groups,
 )
 from course_lib.collectives.all_to_all import all_to_all
-from course_lib.collectives.direct import (
-    direct_all_reduce,
-    exchange_with_all,
-    one_shot_all_reduce,
-)
+from course_lib.collectives.direct import direct_all_reduce, exchange_with_all, one_shot_all_reduce
 from course_lib.collectives.point_to_point import (
     Group,
     exchange,

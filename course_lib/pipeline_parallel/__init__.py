@@ -61,10 +61,4 @@ __all__ = [
 ]
 
 # Schedules are data, so simulating them does not need PyTorch.
-__getattr__ = later(
-    __name__,
-    {
-        "Pipeline": "pipeline",
-        "split_layers": "stage",
-    },
-)
+__getattr__ = later(__name__, {"Pipeline": "pipeline", "split_layers": "stage"})

@@ -201,8 +201,7 @@ def _(run: Run) -> None:
 
 
 situation(
-    "weight_norm",
-    {"ddp": REPLACED, "local": NONE, "sharded": NONE, "fsdp": "would be wrong here"},
+    "weight_norm", {"ddp": REPLACED, "local": NONE, "sharded": NONE, "fsdp": "would be wrong here"}
 )(lambda run: parametrizations.weight_norm(run.net.head))
 situation("prune", {"fsdp": "would be wrong here"})(
     lambda run: prune.l1_unstructured(run.net.head, "weight", 0.5)

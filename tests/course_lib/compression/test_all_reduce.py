@@ -11,12 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.collectives import ring_all_reduce
-from course_lib.compression import (
-    Compressor,
-    ErrorFeedback,
-    Uniform8Bit,
-    compressed_all_reduce,
-)
+from course_lib.compression import Compressor, ErrorFeedback, Uniform8Bit, compressed_all_reduce
 from course_lib.sharding import shard, shard_bounds
 from tests.helpers.compressors import EVERY, PLAIN
 

@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from course_lib.compression import (
-    Compressor,
-    ErrorFeedback,
-    OneBit,
-    PowerSGD,
-    RandomK,
-    TopK,
-)
+from course_lib.compression import Compressor, ErrorFeedback, OneBit, PowerSGD, RandomK, TopK
 from tests.helpers.compressors import PLAIN, UNBIASED
 
 TIMES = 4000

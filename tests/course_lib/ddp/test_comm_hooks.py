@@ -84,8 +84,7 @@ def wrong_hook(result: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "message"),
-    [(True, "of size 1, but the bucket"), (False, "a future .* not None")],
+    ("result", "message"), [(True, "of size 1, but the bucket"), (False, "a future .* not None")]
 )
 def test_what_a_hook_must_return(result, message):
     with pytest.raises(RankError, match=message):

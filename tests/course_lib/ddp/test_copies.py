@@ -9,14 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from tests.helpers.ddp_scenarios import (
-    SMALL_CAP,
-    compare,
-    gradients,
-    mlp,
-    own_shards,
-    steps,
-)
+from tests.helpers.ddp_scenarios import SMALL_CAP, compare, gradients, mlp, own_shards, steps
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 

@@ -8,15 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.helpers.ddp_scenarios import (
-    FEW,
-    SMALL_CAP,
-    compare,
-    gradients,
-    random,
-    sgd,
-    state_of,
-)
+from tests.helpers.ddp_scenarios import FEW, SMALL_CAP, compare, gradients, random, sgd, state_of
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 

@@ -12,14 +12,7 @@ from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharded_optimizer import model_state_bytes
 from tests.helpers.ddp_scenarios import WORLDS
-from tests.helpers.zero_scenarios import (
-    OPTIMIZERS,
-    Awkward,
-    batches,
-    groups_of,
-    one_process,
-    own,
-)
+from tests.helpers.zero_scenarios import OPTIMIZERS, Awkward, batches, groups_of, one_process, own
 
 
 class Nested(nn.Module):

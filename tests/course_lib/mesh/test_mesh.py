@@ -59,11 +59,7 @@ def test_every_layout_of_up_to_four_ranks(ranks_of, sizes):
     check(ranks_of("simulated", k).run(train_on_mesh, sizes, case), case)
 
 
-KINDS = [
-    ("dense", "adam"),
-    ("frozen", "sgd"),
-    ("frozen", "adam"),
-]
+KINDS = [("dense", "adam"), ("frozen", "sgd"), ("frozen", "adam")]
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), KINDS)
