@@ -3,7 +3,6 @@
 - `data`: the digits and a synthetic problem, without a download
 - `sgd`: mini-batch SGD, and how noisy its gradient is
 - `sharding`: which rank holds which part of the data
-- `replicas`: data parallelism inside one process
 - `cost_model`: how long messages and collectives take
 - `collectives`: broadcast to all-reduce, from messages between two ranks
 - `bucketing`: which gradients are sent together, and how large a bucket is
@@ -39,7 +38,7 @@ from __future__ import annotations
 from typing import Any
 
 READING_ORDER = (
-    *("sgd", "sharding", "replicas", "cost_model", "collectives"),
+    *("sgd", "sharding", "cost_model", "collectives"),
     *("bucketing", "gradient_sync", "guard", "ddp", "frontier", "compression", "parts"),
     *(
         "sharded_optimizer",

@@ -12,7 +12,7 @@ Two rules are common, and they treat the remainder r = N mod K differently:
 
 - **Contiguous** (`shard_bounds`, `shard`): with N = qK + r, the first r ranks take q + 1 examples
   and the others q. Nothing is lost or repeated, but the sizes of shards may differ by one, so an
-  average over ranks must weight them (`replicas`). Use this rule to cut one batch or one long
+  average over ranks must weight them (`gradient_sync`). Use this rule to cut one batch or one long
   tensor.
 
 - **Strided and padded** (`ShardedSampler`, and PyTorch's `DistributedSampler`): rank k takes

@@ -17,7 +17,8 @@ support it, it is refused by name, with the reason: ignoring it silently would c
 docs/ddp_beside_pytorch.md has the table.
 
 With shards of equal size, its steps equal those of one machine with the batch of all ranks. If
-shards differ in size, the mean over ranks is not the mean over examples (see `replicas`).
+shards differ in size, the mean over ranks is not the mean over examples: see
+`gradient_sync.data_parallel_step`.
 
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
