@@ -30,14 +30,14 @@ S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Tr
 """
 
 from collections.abc import Iterator, Sequence, Sized
-from typing import TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Sampler
 
-T = TypeVar("T")
+Cut = TypeVar("Cut", Tensor, Sequence[Any])
 
 
 def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -64,11 +64,7 @@ def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
     return start, start + quotient + (rank < remainder)
 
 
-@overload
-def shard(data: Tensor, world_size: int, rank: int) -> Tensor: ...
-@overload
-def shard(data: Sequence[T], world_size: int, rank: int) -> Sequence[T]: ...
-def shard(data: Tensor | Sequence[T], world_size: int, rank: int) -> Tensor | Sequence[T]:
+def shard(data: Cut, world_size: int, rank: int) -> Cut:
     """Return rank's contiguous part of `data`, cut along its first dimension by `shard_bounds`.
 
     For a tensor of shape (N, …) this is a *view* of shape (about N / world_size, …): it shares

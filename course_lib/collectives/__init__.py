@@ -29,6 +29,7 @@ from course_lib.collectives.point_to_point import (
     Group,
     exchange,
     flat_in_place,
+    pair_of,
     place_in,
     rotate,
     start_recv,

@@ -49,7 +49,7 @@ def test_the_measured_bubble_is_that_of_the_formula(k, name):
     backward = 2 * FORWARD
     work = M * (FORWARD + backward)
     plan = schedule(name, k, M)
-    run = simulate(plan, FORWARD, backward, weight=FORWARD)
+    run = simulate(plan, FORWARD, backward)
     assert took == pytest.approx(run.makespan, rel=1e-9)
     if name in ("gpipe", "1f1b", "interleaved"):
         assert 1 - work / took == pytest.approx(bubble_fraction(k, M, plan.chunks), abs=1e-9)
