@@ -6,16 +6,14 @@ The oracle is one process that computes with all rows: PyTorch's own clipping an
 import copy
 import io
 import math
-from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.fully_sharded import FullyShardedDataParallel
@@ -27,7 +25,6 @@ from course_lib.tensor_parallel import ParallelMLP
 from tests.helpers.zero_scenarios import Awkward, batches, groups_of, own
 
 KINDS = ["averaged", "local", "sharded", "fsdp"]
-PARTIAL = KINDS[1:]
 
 
 def wrap(kind: str, net: nn.Module, groups: bool = False) -> tuple[nn.Module, Any, Any]:
@@ -88,33 +85,6 @@ def test_clipping_is_that_of_one_process(ranks_of, k, kind):
                 )
             for name, value in net.state_dict().items():
                 torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
-
-
-READERS: dict[str, Callable[[list[Any]], Any]] = {
-    "clip_grad_norm_, foreach": lambda params: clip_grad_norm_(params, 1.0, foreach=True),
-    "clip_grad_norm_, one by one": lambda params: clip_grad_norm_(params, 1.0, foreach=False),
-    "get_total_norm": lambda params: get_total_norm([p.grad for p in params]),
-    "norms": lambda params: [p.grad.detach().data.norm(2) for p in params],
-    "isfinite": lambda params: all(torch.isfinite(p.grad).all() for p in params),
-    "in NumPy": lambda params: [np.sum(p.grad.numpy()) for p in params],
-    "in one vector": lambda params: torch.cat([p.grad.flatten() for p in params]).norm(),
-}
-
-
-def read(kind: str, reader: str) -> None:
-    net = Awkward()
-    called, _, _ = wrap(kind, net)
-    x, y = own(batches()[0])
-    mse_loss(called(x), y).backward()
-    READERS[reader]([param for param in called.parameters() if param.grad is not None])
-
-
-@pytest.mark.parametrize("kind", PARTIAL)
-def test_a_conclusion_from_a_part_of_the_gradient_is_an_error(ranks_of, kind):
-    for reader in READERS:
-        for k in (1, 3):
-            with pytest.raises(RankError, match=r"clip_grad_norm_\(max_norm\) or gradient_norms"):
-                ranks_of("simulated", k).run(read, kind, reader)
 
 
 def clamped_step(kind: str) -> dict[str, Tensor]:

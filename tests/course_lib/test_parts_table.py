@@ -117,6 +117,12 @@ def read(trained: Trained, situation: str) -> Any:
         return trained.named([param.detach().norm() for param in params])
     if situation == "gradients":
         return trained.named([param.grad.norm() for param in params])
+    if situation == "finite":
+        return trained.named([param.grad.isfinite().all() for param in params])
+    if situation == "NumPy":
+        return trained.named([torch.tensor(param.grad.numpy().sum()) for param in params])
+    if situation == "one vector":
+        return {"norm": torch.cat([param.grad.flatten() for param in params]).norm()}
     if situation == "accumulation":
         trained.backward(1)
     if situation == "step":
@@ -173,6 +179,9 @@ SITUATIONS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "GradScaler": (scaled, (), ""),
     "p.norm()": (read, ("weights",), "FSDP tensor"),
     "p.grad.norm()": (read, ("gradients",), "local sharded FSDP tensor"),
+    "isfinite().all()": (read, ("finite",), "local sharded FSDP tensor"),
+    "p.grad.numpy()": (read, ("NumPy",), "local sharded FSDP tensor"),
+    "cat([p.grad]).norm()": (read, ("one vector",), "local sharded FSDP tensor pipeline expert"),
     "LAMB": (read, ("step",), "averaged local sharded FSDP tensor"),
     "group lasso": (read, ("lasso",), "FSDP tensor"),
     "accumulation": (read, ("accumulation",), ""),
