@@ -40,15 +40,9 @@ from typing import Any
 READING_ORDER = (
     *("sgd", "sharding", "cost_model", "collectives"),
     *("bucketing", "gradient_sync", "guard", "ddp", "frontier", "compression", "parts"),
-    *(
-        "sharded_optimizer",
-        "fully_sharded",
-        "rematerialize",
-        "tensor_parallel",
-        "pipeline_parallel",
-    ),
-    *("expert_parallel", "context_parallel", "mesh", "local_sgd", "asynchronous"),
-    "decentralized",
+    *("sharded_optimizer", "fully_sharded", "rematerialize", "tensor_parallel"),
+    *("pipeline_parallel", "expert_parallel", "context_parallel", "mesh"),
+    *("local_sgd", "asynchronous", "decentralized"),
 )
 """The modules from simple to advanced; each imports only modules before it in this order.
 

@@ -74,6 +74,9 @@ REFUSED = {
 }
 """Name → what to do instead."""
 
+_NOT_COPIED = ("_reducer", "_guard", "_params", "_hooked_in", "_activity", "group", "device_mesh")
+"""Attributes that no copy and no pickle takes over."""
+
 
 class DistributedDataParallel(nn.Module):
     """Wrap `module` so that backward leaves the mean over the ranks of `group` in `.grad`.
@@ -200,15 +203,7 @@ class DistributedDataParallel(nn.Module):
         A deep copy stays in its group. A wrapper loaded from a pickle uses the group of all ranks.
         """
         state = {**self.__dict__, "require_backward_grad_sync": True}
-        for name in (
-            "_reducer",
-            "_guard",
-            "_params",
-            "_hooked_in",
-            "_activity",
-            "group",
-            "device_mesh",
-        ):
+        for name in _NOT_COPIED:
             del state[name]
         return state
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from course_lib.ddp import DistributedDataParallel
 from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.rematerialize import most_kept, rematerialize
 from course_lib.sharded_optimizer import ShardedOptimizer
@@ -97,9 +96,6 @@ def trained(wrapper: str, mode: str) -> dict[str, Tensor]:
     if wrapper == "fully sharded":
         wrapped = FullyShardedDataParallel(net, unit_types=(Block,))
         optimizer: Any = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    elif wrapper == "ddp":
-        wrapped = DistributedDataParallel(net)
-        optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
     else:
         optimizer = ShardedOptimizer(
             net.parameters(), torch.optim.SGD, lr=0.1, gradients="sharded", bucket_cap_mb=1e-4
@@ -113,7 +109,7 @@ def trained(wrapper: str, mode: str) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in state.items()}
 
 
-@pytest.mark.parametrize("wrapper", ["fully sharded", "ddp", "sharded gradients"])
+@pytest.mark.parametrize("wrapper", ["fully sharded", "sharded gradients"])
 @pytest.mark.parametrize("k", [1, 3])
 def test_inside_what_shards(ranks_of, k, wrapper):
     expected, rematerialized = (

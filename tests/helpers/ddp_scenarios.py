@@ -28,16 +28,19 @@ def mlp(seed: int = 0) -> nn.Module:
     ).double()
 
 
-def batches(steps: int = STEPS, batch: int = BATCH) -> list[tuple[Tensor, Tensor]]:
+def batches(steps: int = STEPS, dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
     g = torch.Generator().manual_seed(1)
-    sizes = [(steps, batch, 6), (steps, batch, 3)]
-    x, y = (torch.randn(*size, generator=g, dtype=torch.float64) for size in sizes)
+    x, y = (torch.randn(steps, BATCH, n, generator=g, dtype=dtype) for n in (6, 3))
     return list(zip(x, y, strict=True))
 
 
-def own_shards(**sizes: int) -> list[tuple[Tensor, Tensor]]:
+def own(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     rank, k = dist.get_rank(), dist.get_world_size()
-    return [(shard(x, k, rank), shard(y, k, rank)) for x, y in batches(**sizes)]
+    return shard(batch[0], k, rank), shard(batch[1], k, rank)
+
+
+def own_shards(steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+    return [own(batch) for batch in batches(steps)]
 
 
 def sgd(net: nn.Module) -> torch.optim.Optimizer:

@@ -85,7 +85,7 @@ def in_bfloat16() -> Any:
     forwards = []
     net.body.register_forward_hook(lambda m, _, out: forwards.append((m.weight.dtype, out.dtype)))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
-    x, y = own(batches(torch.float32)[0])
+    x, y = own(batches(dtype=torch.float32)[0])
     mse_loss(wrapped(x.bfloat16()), y.bfloat16()).backward()
     dtypes = {p.grad.dtype for p in wrapped.parameters() if p.grad is not None}
     optimizer.step()
@@ -95,7 +95,7 @@ def in_bfloat16() -> Any:
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_computes_in_bfloat16_and_steps_in_float32(ranks_of, on):
     net = Awkward(dtype=torch.float32)
-    x, y = batches(torch.float32)[0]
+    x, y = batches(dtype=torch.float32)[0]
     mse_loss(net(x), y).backward()
     for forwards, dtypes, weight in ranks_of(on, 2).run(in_bfloat16):
         assert forwards == [(torch.bfloat16, torch.bfloat16)]
