@@ -12,8 +12,10 @@ from torch import Tensor
 
 from course_lib.collectives import ring_all_reduce
 from course_lib.compression import Compressor, ErrorFeedback, Uniform8Bit, compressed_all_reduce
+from course_lib.compression.all_reduce import sum_by_codec
+from course_lib.compression.uniform_8bit import dequantize
 from course_lib.sharding import shard, shard_bounds
-from tests.helpers.compressors import EVERY, PLAIN
+from tests.helpers.compressors import EVERY, PLAIN, halves
 
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4, 5)] + [("cpu", k) for k in (1, 2, 3, 4)]
 LENGTHS = (0, 1, 3, 8, 1001)
@@ -110,6 +112,18 @@ def test_other_dtypes(ranks_of, dtype: torch.dtype, name: str) -> None:
     results = [replica for (replica,) in ranks_of("cpu", 3).run(steps, PLAIN[name], dtype)]
     for tensors in zip(*results, strict=True):
         assert all(tensor.dtype == dtype and torch.equal(tensor, tensors[0]) for tensor in tensors)
+
+
+def sums_of_two_functions() -> bool:
+    x = gradient(dist.get_rank(), 1001, 0)
+    total = x.clone()
+    compressed_all_reduce(total, PLAIN["codec"]())
+    sum_by_codec(x, halves, dequantize)
+    return torch.equal(x, total)
+
+
+def test_sum_by_codec_takes_the_two_functions_of_a_codec(ranks_of) -> None:
+    assert all(ranks_of("simulated", 3).run(sums_of_two_functions))
 
 
 def in_groups() -> tuple[Tensor, Tensor]:

@@ -21,7 +21,6 @@ from course_lib.compression import (
     TopK,
     Uniform8Bit,
 )
-from course_lib.compression.all_reduce import sum_by_codec
 from course_lib.compression.error_feedback import with_feedback
 from course_lib.compression.random_k import random_k_mean
 from course_lib.compression.top_k import SAMPLE, encode_top_k, largest
@@ -295,40 +294,6 @@ def test_with_feedback_is_error_feedback_in_every_step(dtype: torch.dtype) -> No
             again = senders[1](x, float(key) if key == 1 else key)
             assert torch.equal(again, expected)
             x.fill_(7), sent.fill_(9)
-
-
-def halves(x: Tensor) -> Tensor:
-    assert x.dtype == torch.float32 and x.dim() == 1
-    return quantize(x, torch.full_like(x, 0.5))
-
-
-def sums_on_a_rank() -> list[Tensor]:
-    results = []
-    for dtype in DTYPES:
-        for shape in STRIDED:
-            x = numbers(dist.get_rank(), shape, dtype)
-            sum_by_codec(x, halves, dequantize)
-            results.append(x)
-    return results
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_sum_by_codec_is_that_of_one_process(k: int) -> None:
-    with Ranks(k, on="simulated") as ranks:
-        results = ranks.run(sums_on_a_rank)
-    cases = [(shape, dtype) for dtype in DTYPES for shape in STRIDED]
-    for i, (shape, dtype) in enumerate(cases):
-        owned = [numbers(r, shape, dtype) for r in range(k)]
-        totals = []
-        for shards in zip(*(x.float().flatten().tensor_split(k) for x in owned), strict=True):
-            size = shards[0].shape
-            total = torch.zeros(size)
-            for part in shards:
-                total += dequantize(halves(part), size, torch.float32)
-            totals.append(dequantize(halves(total), size, torch.float32))
-        expected = torch.cat(totals).view(owned[0].shape).to(dtype)
-        for rank in range(k):
-            assert torch.equal(results[rank][i], expected), (shape, dtype, rank)
 
 
 def means_on_a_rank() -> list[list[Tensor]]:
