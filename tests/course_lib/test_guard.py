@@ -295,6 +295,5 @@ def test_as_in_one_process_or_an_error(ranks_of, on, k, wrapper, name):
     expected, outputs = train(None, name)
     tolerance = 1e-5 if name == "float()" else 1e-10
     for state, evaluated in ranks_of(on, k).run(train, wrapper, name):
-        for key, value in expected.items():
-            torch.testing.assert_close(state[key], value, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(state, expected, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(evaluated, outputs, rtol=tolerance, atol=tolerance)

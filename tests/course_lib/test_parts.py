@@ -97,8 +97,7 @@ def test_clipping_is_that_of_one_process(ranks_of, k, kind):
                 torch.testing.assert_close(
                     per_parameter, torch.stack(rights).to(per_parameter.dtype)
                 )
-            for name, value in net.state_dict().items():
-                torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(state, dict(net.state_dict()), rtol=1e-9, atol=1e-11)
 
 
 def clamped_step(kind: str) -> dict[str, Tensor]:
@@ -121,8 +120,7 @@ def test_values_are_clipped_after_they_are_averaged(ranks_of, kind):
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     for k in (2, 3):
         for state in ranks_of("simulated", k).run(clamped_step, kind):
-            for name, value in net.state_dict().items():
-                torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(state, dict(net.state_dict()), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", ["local", "sharded"])

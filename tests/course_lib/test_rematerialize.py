@@ -57,13 +57,9 @@ def gradients(run: Any, needs_input: bool) -> list[Tensor]:
 
 @pytest.mark.parametrize("needs_input", [True, False])
 def test_gradients_are_those_without_it(needs_input):
-    ours, expected_gradients = (
-        gradients(rematerialize, needs_input),
-        gradients(plainly, needs_input),
-    )
+    ours = gradients(rematerialize, needs_input)
     assert len(ours) == 14 + needs_input + 1
-    for gradient, expected in zip(ours, expected_gradients, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=0, atol=0)
+    torch.testing.assert_close(ours, gradients(plainly, needs_input), rtol=0, atol=0)
 
 
 def test_one_more_forward():
@@ -115,6 +111,4 @@ def test_inside_what_shards(ranks_of, k, wrapper):
     expected, rematerialized = (
         ranks_of("simulated", k).run(trained, wrapper, mode) for mode in ("plain", "again")
     )
-    for state, other in zip(rematerialized, expected, strict=True):
-        for name, value in other.items():
-            torch.testing.assert_close(state[name], value, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(rematerialized, expected, rtol=1e-11, atol=1e-12)

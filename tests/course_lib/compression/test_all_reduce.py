@@ -28,7 +28,7 @@ def gradient(rank: int, length: int, step: int) -> Tensor:
     return torch.randn(length, generator=generator)
 
 
-def steps(make: Callable[[], Compressor], dtype: torch.dtype = torch.float32) -> list[list[Tensor]]:
+def steps(make: Callable[[], Compressor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Return, by length and step, what this rank holds afterwards."""
     compressor = ErrorFeedback(make())
     results = []
@@ -37,7 +37,7 @@ def steps(make: Callable[[], Compressor], dtype: torch.dtype = torch.float32) ->
             tensor = gradient(dist.get_rank(), length, step).to(dtype)
             compressed_all_reduce(tensor, compressor, key=length, all_reduce=ring_all_reduce)
             results.append(tensor)
-    return [results]
+    return results
 
 
 def in_one_process(make: Callable[[], Compressor], k: int) -> list[Tensor]:
@@ -63,9 +63,8 @@ def in_one_process(make: Callable[[], Compressor], k: int) -> list[Tensor]:
 @pytest.mark.parametrize("name", sorted(set(PLAIN) - LINEAR))
 def test_the_bits_of_one_process(ranks_of, on: str, k: int, name: str) -> None:
     expected = in_one_process(PLAIN[name], k)
-    for (results,) in ranks_of(on, k).run(steps, PLAIN[name]):
-        for result, want in zip(results, expected, strict=True):
-            assert torch.equal(result, want)
+    for results in ranks_of(on, k).run(steps, PLAIN[name]):
+        torch.testing.assert_close(results, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("on", "k"), WORLDS)
@@ -78,11 +77,10 @@ def test_a_linear_compressor_compresses_the_sum(ranks_of, on: str, k: int, name:
         for step in range(STEPS):
             total = sum((gradient(rank, length, step) for rank in range(k)), torch.zeros(length))
             expected.append(compressor.decode(compressor.encode(total, length)))
-    results = [tensors for (tensors,) in ranks_of(on, k).run(steps, EVERY[name])]
-    for rank in range(k):
-        for result, want, same in zip(results[rank], expected, results[0], strict=True):
-            torch.testing.assert_close(result, want, rtol=1e-3, atol=1e-4)
-            assert torch.equal(result, same)
+    replicas = ranks_of(on, k).run(steps, EVERY[name])
+    for results in replicas:
+        torch.testing.assert_close(results, expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(results, replicas[0], rtol=0, atol=0)
 
 
 def one_step(name: str, length: int) -> Tensor:
@@ -109,7 +107,7 @@ def test_the_network_carries_what_the_formula_says(ranks_of, k: int, name: str) 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["top-k", "one bit", "uniform, nearest", "PowerSGD"])
 def test_other_dtypes(ranks_of, dtype: torch.dtype, name: str) -> None:
-    results = [replica for (replica,) in ranks_of("cpu", 3).run(steps, PLAIN[name], dtype)]
+    results = ranks_of("cpu", 3).run(steps, PLAIN[name], dtype)
     for tensors in zip(*results, strict=True):
         assert all(tensor.dtype == dtype and torch.equal(tensor, tensors[0]) for tensor in tensors)
 

@@ -125,9 +125,7 @@ def test_buffers_are_the_first_rank_s(ranks_of, on, k, broadcast_buffers):
     ours, torch_replicas = (
         ranks_of(on, k).run(train_batch_norm, ddp, broadcast_buffers) for ddp in BOTH
     )
-    for replica, other in zip(ours, torch_replicas, strict=True):
-        for tensor, expected in zip(replica, other, strict=True):
-            torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(ours, torch_replicas, rtol=1e-11, atol=1e-12)
     after_a_broadcast = [replica[0] for replica in ours]
     same = all(torch.equal(output, after_a_broadcast[0]) for output in after_a_broadcast)
     assert same == broadcast_buffers

@@ -69,9 +69,7 @@ def test_weights_equal_those_of_one_process(ranks_of, on, k, model):
         expected = one_process(name, make=MODELS[model][0])[0]
         results = ranks_of(on, k).run(train, model, name)
         for state, _ in results:
-            assert state.keys() == expected.state_dict().keys()
-            for key, value in expected.state_dict().items():
-                torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(state, expected.state_dict(), rtol=1e-10, atol=1e-12)
         count = sum(p.numel() for p in expected.parameters())
         assert sum(held for _, held in results) == count
 
@@ -310,8 +308,7 @@ def test_an_optimizer_goes_on_with_another_number_of_ranks(ranks_of, name, befor
     for state, of_optimizer in ranks_of("simulated", after).run(
         some_steps, name, slice(3, 5), *saved
     ):
-        for key, value in net.state_dict().items():
-            torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(state, net.state_dict(), rtol=1e-10, atol=1e-12)
         expected = optimizer.state_dict()["state"]
         torch.testing.assert_close(of_optimizer["state"], expected, rtol=1e-10, atol=1e-12)
 
