@@ -328,9 +328,8 @@ def _gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[An
         params = [inputs] if isinstance(inputs, Tensor) else inputs
         for i, param in enumerate(params):
             if isinstance(param, Part) and gradients[i] is not None:
-                gradients[i] = gradients[i].as_subclass(
-                    Tensor
-                )  # another object: it may be an argument
+                # Another object, because it may be an argument.
+                gradients[i] = gradients[i].as_subclass(Tensor)
                 _mark_gradient(gradients[i], param)
     return tuple(gradients)
 
