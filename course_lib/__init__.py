@@ -3,7 +3,6 @@
 - `data`: the digits and a synthetic problem, without a download
 - `sgd`: mini-batch SGD, and how noisy its gradient is
 - `sharding`: which rank holds which part of the data
-- `replicas`: data parallelism inside one process
 - `cost_model`: how long messages and collectives take
 - `collectives`: broadcast to all-reduce, from messages between two ranks
 - `bucketing`: which gradients are sent together, and how large a bucket is
@@ -39,17 +38,11 @@ from __future__ import annotations
 from typing import Any
 
 READING_ORDER = (
-    *("sgd", "sharding", "replicas", "cost_model", "collectives"),
+    *("sgd", "sharding", "cost_model", "collectives"),
     *("bucketing", "gradient_sync", "guard", "ddp", "frontier", "compression", "parts"),
-    *(
-        "sharded_optimizer",
-        "fully_sharded",
-        "rematerialize",
-        "tensor_parallel",
-        "pipeline_parallel",
-    ),
-    *("expert_parallel", "context_parallel", "mesh", "local_sgd", "asynchronous"),
-    "decentralized",
+    *("sharded_optimizer", "fully_sharded", "rematerialize", "tensor_parallel"),
+    *("pipeline_parallel", "expert_parallel", "context_parallel", "mesh"),
+    *("local_sgd", "asynchronous", "decentralized"),
 )
 """The modules from simple to advanced; each imports only modules before it in this order.
 

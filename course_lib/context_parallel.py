@@ -44,7 +44,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from course_lib.collectives import Group, place_in
+from course_lib.collectives import Group, pair_of, place_in
 from course_lib.sharding import shard_bounds
 
 Piece = tuple[int, int]
@@ -192,13 +192,8 @@ def _start_to_pass(
     tokens = _tokens(pieces[(source - 1) % world_size])
     incoming = outgoing.new_empty(*outgoing.shape[:-2], tokens, outgoing.shape[-1])
     after, before = (rank + 1) % world_size, (rank - 1) % world_size
-    send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=after)
-    receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=before)
-    # If a backend runs them one by one, the ranks must not all begin with a send (or a receive).
-    works: list[dist.Work] = dist.batch_isend_irecv(
-        [send, receive] if rank < after else [receive, send]
-    )
-    return incoming, works
+    pair = pair_of(outgoing, after, incoming, before, group)
+    return incoming, dist.batch_isend_irecv(pair)
 
 
 def _wait(messages: list[dist.Work]) -> None:

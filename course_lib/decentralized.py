@@ -178,11 +178,7 @@ def spectral_gap(weights: Tensor) -> float:
 
 
 def choose_graph(
-    candidates: Iterable[Tensor],
-    nbytes: int,
-    latency: float,
-    bandwidth: float,
-    tolerance: float,
+    candidates: Iterable[Tensor], nbytes: int, latency: float, bandwidth: float, tolerance: float
 ) -> tuple[int | None, float]:
     """Return which mixing matrix first makes K tensors of `nbytes` nearly equal, and the time.
 

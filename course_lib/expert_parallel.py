@@ -64,10 +64,7 @@ def route(scores: Tensor, top_k: int) -> Routes:
 
 
 def mixture_of_experts(
-    x: Tensor,
-    router: nn.Module,
-    experts: Sequence[nn.Module],
-    top_k: int = 1,
+    x: Tensor, router: nn.Module, experts: Sequence[nn.Module], top_k: int = 1
 ) -> Tensor:
     """Return y, of the shape of `x`, (T, width): the layer in one process, expert by expert."""
     routes = route(router(x), top_k)

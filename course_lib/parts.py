@@ -123,11 +123,6 @@ class Part(Tensor):
     """Whether a result must have as many elements: else one element was used for many."""
     marks_results: ClassVar[bool] = True
 
-    @property
-    def label(self) -> str:
-        """The parameter's name."""
-        return self.mark.label
-
     @classmethod
     def allows(cls, name: str) -> bool:
         """Return whether the function of this name has the right result on each rank."""
@@ -188,10 +183,11 @@ class Part(Tensor):
         return part
 
     def _error(self, name: str, because: str = "") -> RuntimeError:
-        noun = "a gradient" if isinstance(self, PartialGradient) else f"'{self.label}'"
+        reason = self.reason.format(label=self.mark.label, count=self.numel())
+        noun = "a gradient" if isinstance(self, PartialGradient) else f"'{self.mark.label}'"
         return RuntimeError(
-            f"rank {dist.get_rank()}: {name}() of {noun} would be wrong here: "
-            f"{self.reason.format(label=self.label, count=self.numel())}. {self.instead}{because}"
+            f"rank {dist.get_rank()}: {name}() of {noun} would be wrong here: {reason}. "
+            f"{self.instead}{because}"
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -241,10 +237,6 @@ class GradientPiece(PartialGradient):
         "FullyShardedDataParallel or ShardedOptimizer, on all ranks. For this rank's part alone, "
         "take param.grad.as_subclass(torch.Tensor)"
     )
-
-
-class GradientBlock(PartialGradient):
-    """The gradient of a block of a matrix, in the block's shape."""
 
 
 class GradientOfSeveral(PartialGradient):
@@ -301,7 +293,7 @@ class GradientElsewhere(PartialGradient):
         return None if self.piece.grad is None else self.piece.grad.as_subclass(Tensor)
 
 
-_OF_WEIGHT = {Block: GradientBlock, OneOfSeveral: GradientOfSeveral}
+_OF_WEIGHT = {Block: PartialGradient, OneOfSeveral: GradientOfSeveral}
 """The class of a weight → that of its gradient, if it is not `GradientPiece`."""
 # As PyTorch does for DTensor: an optimizer takes all parameters at once only if it knows the type.
 _foreach_supported_types += [Part, Block, OneOfSeveral]
@@ -336,9 +328,8 @@ def _gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[An
         params = [inputs] if isinstance(inputs, Tensor) else inputs
         for i, param in enumerate(params):
             if isinstance(param, Part) and gradients[i] is not None:
-                gradients[i] = gradients[i].as_subclass(
-                    Tensor
-                )  # another object: it may be an argument
+                # Another object, because it may be an argument.
+                gradients[i] = gradients[i].as_subclass(Tensor)
                 _mark_gradient(gradients[i], param)
     return tuple(gradients)
 

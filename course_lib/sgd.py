@@ -21,7 +21,7 @@ finite population correction: it is close to 1 if B << N, and 0 for B = N, becau
 then. Drawing *with* replacement would give just σ²/B.
 
 The sum over the batch is also what makes data parallelism possible: it can be cut into K partial
-sums, computed on K GPUs, and added up. The step stays the same (`replicas`, and onwards).
+sums, computed on K GPUs, and added up. The step stays the same (`gradient_sync`).
 
 H. Robbins and S. Monro, "A Stochastic Approximation Method", 1951; L. Bottou, F. E. Curtis and
 J. Nocedal, "Optimization Methods for Large-Scale Machine Learning", 2018.

@@ -12,7 +12,7 @@ Two rules are common, and they treat the remainder r = N mod K differently:
 
 - **Contiguous** (`shard_bounds`, `shard`): with N = qK + r, the first r ranks take q + 1 examples
   and the others q. Nothing is lost or repeated, but the sizes of shards may differ by one, so an
-  average over ranks must weight them (`replicas`). Use this rule to cut one batch or one long
+  average over ranks must weight them (`gradient_sync`). Use this rule to cut one batch or one long
   tensor.
 
 - **Strided and padded** (`ShardedSampler`, and PyTorch's `DistributedSampler`): rank k takes
@@ -30,14 +30,13 @@ S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Tr
 """
 
 from collections.abc import Iterator, Sequence, Sized
-from typing import TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data.distributed import DistributedSampler
 
-T = TypeVar("T")
+Cut = TypeVar("Cut", Tensor, Sequence[Any])
 
 
 def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -64,11 +63,7 @@ def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
     return start, start + quotient + (rank < remainder)
 
 
-@overload
-def shard(data: Tensor, world_size: int, rank: int) -> Tensor: ...
-@overload
-def shard(data: Sequence[T], world_size: int, rank: int) -> Sequence[T]: ...
-def shard(data: Tensor | Sequence[T], world_size: int, rank: int) -> Tensor | Sequence[T]:
+def shard(data: Cut, world_size: int, rank: int) -> Cut:
     """Return rank's contiguous part of `data`, cut along its first dimension by `shard_bounds`.
 
     For a tensor of shape (N, …) this is a *view* of shape (about N / world_size, …): it shares
@@ -82,54 +77,28 @@ def shard(data: Tensor | Sequence[T], world_size: int, rank: int) -> Tensor | Se
     return data[start:stop]
 
 
-class ShardedSampler(Sampler[int]):
+class ShardedSampler(DistributedSampler[int]):
     """Yield rank's share of the indices of `dataset`, in a new order for every epoch.
 
-    It has the arguments of `torch.utils.data.distributed.DistributedSampler` and yields exactly the
-    same indices in the same order, so it can replace that class in a `DataLoader`. It is faster,
-    because it converts only its own share to Python numbers, and not all N.
+    It is a `torch.utils.data.distributed.DistributedSampler`, has its arguments (`num_replicas`,
+    `rank`, `shuffle`, `seed`, `drop_last`) and yields exactly the same indices in the same order.
+    It is faster, because it converts only its own share to Python numbers, and not all N.
 
     `num_replicas` and `rank` default to those of the initialised process group. `len(sampler)` is
     the number of indices, the same on each rank: ceil(N / K), or floor(N / K) with `drop_last`.
+    `set_epoch` sets the next epoch: the order is shuffled with seed + epoch, equally on all ranks.
 
     Raises ValueError if rank is not in 0 … num_replicas - 1, or if an argument is missing and there
     is no process group. Iterating raises RuntimeError if the dataset's length has changed
     meanwhile.
     """
 
-    def __init__(
-        self,
-        dataset: Sized,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-    ) -> None:
-        if (num_replicas is None or rank is None) and not dist.is_initialized():
-            raise ValueError(
-                "there is no process group yet: pass num_replicas and rank, or call "
-                "torch.distributed.init_process_group first"
-            )
-        self.dataset = dataset
-        self.num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
-        self.rank = dist.get_rank() if rank is None else rank
-        if not 0 <= self.rank < self.num_replicas:
-            raise ValueError(
-                f"Invalid rank {self.rank}: with num_replicas={self.num_replicas}, rank should be "
-                f"in the interval [0, {self.num_replicas - 1}]"
-            )
-        self.shuffle = shuffle
-        self.seed = seed
-        self.drop_last = drop_last
-        self.epoch = 0
-        extra = 0 if drop_last else self.num_replicas - 1  # rounds the division up
-        self.num_samples = (len(dataset) + extra) // self.num_replicas
+    def __init__(self, dataset: Sized, *args: Any, **kwargs: Any) -> None:
+        super().__init__(dataset, *args, **kwargs)  # type: ignore[arg-type]
         self._length = len(dataset)
-        self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        n = len(self.dataset)
+        n = len(self.dataset)  # type: ignore[arg-type]
         if n != self._length:
             raise RuntimeError(
                 f"the dataset had {self._length} examples when this sampler was made and has {n} "
@@ -150,10 +119,3 @@ class ShardedSampler(Sampler[int]):
         last = self.rank + (self.num_samples - 1) * self.num_replicas
         if last >= n > 0:
             yield int(order[last % n])
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch: the order is shuffled with seed + epoch, equally on all ranks."""
-        self.epoch = epoch

@@ -16,14 +16,3 @@ from course_lib.bucketing.buckets import (
     trained_buckets,
 )
 from course_lib.bucketing.size import best_bucket_bytes, overlapped_time
-
-__all__ = [
-    "MEGABYTE",
-    "Bucket",
-    "Kind",
-    "assign_buckets",
-    "best_bucket_bytes",
-    "lay_out_like",
-    "overlapped_time",
-    "trained_buckets",
-]

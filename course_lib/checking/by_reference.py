@@ -2,7 +2,7 @@
 
     "average_gradients": by_reference(
         "average_gradients",
-        reference="course_lib.replicas:average_gradients",
+        reference="course_lib.gradient_sync:sync_per_parameter",
         program=run_average,    program(function, inputs, case): calls it on a rank, returns values
         draw=draw_gradients,    draw(d): one input for each rank; see `draw.Draw`
         mistakes={"the sum over the ranks, not the mean": lambda inputs, me, expected: …},

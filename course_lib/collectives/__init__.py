@@ -24,15 +24,12 @@ from course_lib.collectives.all_reduce import (
     two_level_groups,
 )
 from course_lib.collectives.all_to_all import all_to_all
-from course_lib.collectives.direct import (
-    direct_all_reduce,
-    exchange_with_all,
-    one_shot_all_reduce,
-)
+from course_lib.collectives.direct import direct_all_reduce, exchange_with_all, one_shot_all_reduce
 from course_lib.collectives.point_to_point import (
     Group,
     exchange,
     flat_in_place,
+    pair_of,
     place_in,
     rotate,
     start_recv,
@@ -53,36 +50,3 @@ from course_lib.collectives.rooted import (
     tree_broadcast,
 )
 from course_lib.collectives.rounding import mean_rounded_once, sum_in_one_order
-
-__all__ = [
-    "AllReduce",
-    "Group",
-    "all_gather",
-    "all_to_all",
-    "broadcast",
-    "central_all_reduce",
-    "direct_all_reduce",
-    "exchange",
-    "exchange_with_all",
-    "flat_in_place",
-    "halving_doubling_all_reduce",
-    "hierarchical_all_reduce",
-    "library_all_reduce",
-    "mean_rounded_once",
-    "naive_broadcast",
-    "one_shot_all_reduce",
-    "pipelined_broadcast",
-    "place_in",
-    "reduce",
-    "reduce_scatter",
-    "ring_all_gather",
-    "ring_all_reduce",
-    "ring_reduce_scatter",
-    "rotate",
-    "start_recv",
-    "start_send",
-    "sum_in_one_order",
-    "tree_all_reduce",
-    "tree_broadcast",
-    "two_level_groups",
-]

@@ -43,10 +43,7 @@ from course_lib.collectives.point_to_point import (
     start_send,
 )
 from course_lib.collectives.ring import all_gather, reduce_scatter, ring_all_reduce
-from course_lib.collectives.rooted import (
-    broadcast,
-    reduce,
-)
+from course_lib.collectives.rooted import broadcast, reduce
 from course_lib.sharding import shard_bounds
 
 AllReduce = Callable[[Tensor, Group], object]

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.collectives.point_to_point import Group, flat_in_place, place_in
+from course_lib.collectives.point_to_point import Group, flat_in_place, pair_of, place_in
 from course_lib.sharding import shard
 
 
@@ -82,10 +82,7 @@ def exchange_with_all(outgoing: list[Tensor], incoming: list[Tensor], group: Gro
     batch = []
     for step in range(1, world_size):
         to, source = (rank + step) % world_size, (rank - step) % world_size
-        send = dist.P2POp(dist.isend, outgoing[to], group=group, group_peer=to)
-        receive = dist.P2POp(dist.irecv, incoming[source], group=group, group_peer=source)
-        # If a backend runs them one by one, the ranks must not all begin with a send.
-        batch += [send, receive] if rank < to else [receive, send]
+        batch += pair_of(outgoing[to], to, incoming[source], source, group)
     if batch:
         for work in dist.batch_isend_irecv(batch):
             work.wait()

@@ -98,13 +98,19 @@ def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Gr
 
     Raises ValueError if this rank is not in `group`.
     """
+    for work in dist.batch_isend_irecv(pair_of(outgoing, to, incoming, source, group)):
+        work.wait()
+
+
+def pair_of(
+    outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Group = None
+) -> list[dist.P2POp]:
+    """Return the two operations of an `exchange`, for `dist.batch_isend_irecv`."""
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=source)
     send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=to)
     # NCCL launches the pair together. If a backend runs them one by one and in order, the ranks
     # must not all begin with a send: so only ranks that send to a higher rank send first.
-    first = place_in(group)[0] < to
-    for work in dist.batch_isend_irecv([send, receive] if first else [receive, send]):
-        work.wait()
+    return [send, receive] if place_in(group)[0] < to else [receive, send]
 
 
 def rotate(tensor: Tensor, group: Group = None) -> Tensor:

@@ -29,18 +29,3 @@ from course_lib.compression.qsgd import QSGD
 from course_lib.compression.random_k import RandomK
 from course_lib.compression.top_k import TopK
 from course_lib.compression.uniform_8bit import Uniform8Bit
-
-__all__ = [
-    "QSGD",
-    "CompressionState",
-    "Compressor",
-    "ErrorFeedback",
-    "OneBit",
-    "Payload",
-    "PowerSGD",
-    "RandomK",
-    "TopK",
-    "Uniform8Bit",
-    "compressed_all_reduce",
-    "compression_hook",
-]

@@ -23,12 +23,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from course_lib.compression.bits import (
-    choose_by_bits,
-    pack_bits,
-    packed_bytes,
-    table_by_byte,
-)
+from course_lib.compression.bits import choose_by_bits, pack_bits, packed_bytes, table_by_byte
 from course_lib.compression.payload import (
     Compressor,
     Payload,

@@ -25,10 +25,10 @@ Compression", ICLR 2018 (which samples for its threshold, too).
 """
 
 from collections.abc import Hashable
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from course_lib.compression.bits import for_numpy, pack_bits, packed_bytes, unpack_bits
@@ -43,8 +43,6 @@ from course_lib.compression.payload import (
     verify_density,
 )
 
-Number = TypeVar("Number", bound=np.generic)
-Array = np.ndarray[Any, np.dtype[Number]]
 SAMPLE = 1 << 16
 """How many elements the threshold is guessed from."""
 
@@ -154,7 +152,7 @@ def _by_sorting(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return places, x[places]
 
 
-def _not_below(x: Tensor, threshold: float) -> tuple[Array[np.int64], Array[np.float32]]:
+def _not_below(x: Tensor, threshold: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the positions and values of the elements with |x_i| not below `threshold`.
 
     They are few, so eight neighbours are tested at once for whether they include one.
@@ -162,8 +160,8 @@ def _not_below(x: Tensor, threshold: float) -> tuple[Array[np.int64], Array[np.f
     work = torch.empty_like(x[next(in_cache(x))])
     # As integers, the bits of floats above zero have the same order, and NaN comes last.
     threshold_bits = int(torch.tensor(threshold).view(torch.int32))
-    places: list[Array[np.int64]] = []
-    values: list[Array[np.float32]] = []
+    places: list[NDArray[np.int64]] = []
+    values: list[NDArray[np.float32]] = []
     for at in in_cache(x):
         piece = x[at]
         above = torch.abs(piece, out=work[: len(piece)]).view(torch.int32).numpy() >= threshold_bits

@@ -19,14 +19,3 @@ from course_lib.ddp.buffers import broadcast_module_states, verify_same_model
 from course_lib.ddp.hooks import CommHook, EndOfBackward, GradBucket, all_reduce_hook
 from course_lib.ddp.minimal import MinimalDDP
 from course_lib.ddp.wrapper import DistributedDataParallel
-
-__all__ = [
-    "CommHook",
-    "DistributedDataParallel",
-    "EndOfBackward",
-    "GradBucket",
-    "MinimalDDP",
-    "all_reduce_hook",
-    "broadcast_module_states",
-    "verify_same_model",
-]

@@ -139,10 +139,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    file: IO[bytes] | None,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    group: Group = None,
+    file: IO[bytes] | None, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group = None
 ) -> int:
     """Load what `save_checkpoint` wrote, on all ranks; return the epoch to begin with.
 

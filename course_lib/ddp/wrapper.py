@@ -17,7 +17,8 @@ support it, it is refused by name, with the reason: ignoring it silently would c
 docs/ddp_beside_pytorch.md has the table.
 
 With shards of equal size, its steps equal those of one machine with the batch of all ranks. If
-shards differ in size, the mean over ranks is not the mean over examples (see `replicas`).
+shards differ in size, the mean over ranks is not the mean over examples: see
+`gradient_sync.data_parallel_step`.
 
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
@@ -72,6 +73,9 @@ REFUSED = {
     "(requires_grad_(False)): then they are in no bucket",
 }
 """Name → what to do instead."""
+
+_NOT_COPIED = ("_reducer", "_guard", "_params", "_hooked_in", "_activity", "group", "device_mesh")
+"""Attributes that no copy and no pickle takes over."""
 
 
 class DistributedDataParallel(nn.Module):
@@ -199,15 +203,7 @@ class DistributedDataParallel(nn.Module):
         A deep copy stays in its group. A wrapper loaded from a pickle uses the group of all ranks.
         """
         state = {**self.__dict__, "require_backward_grad_sync": True}
-        for name in (
-            "_reducer",
-            "_guard",
-            "_params",
-            "_hooked_in",
-            "_activity",
-            "group",
-            "device_mesh",
-        ):
+        for name in _NOT_COPIED:
             del state[name]
         return state
 

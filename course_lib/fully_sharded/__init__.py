@@ -15,5 +15,3 @@ Parallel", VLDB 2023.
 """
 
 from course_lib.fully_sharded.wrapper import FullyShardedDataParallel
-
-__all__ = ["FullyShardedDataParallel"]

@@ -39,10 +39,7 @@ from course_lib.ddp import EndOfBackward, broadcast_module_states, verify_same_m
 from course_lib.fully_sharded.unit import Place, Unit, WholeUnit
 from course_lib.guard import Guard, rank_error
 from course_lib.parts import clip_grad_norm_, gradient_norms
-from course_lib.sharded_optimizer import (
-    gather_states,
-    pieces_of_states,
-)
+from course_lib.sharded_optimizer import gather_states, pieces_of_states
 
 
 class FullyShardedDataParallel(nn.Module):

@@ -39,18 +39,3 @@ from course_lib.mesh.axes import AXES, Mesh, make_mesh
 from course_lib.mesh.divide import average_gradients, batch_of, divide_experts, divide_tensors
 from course_lib.mesh.traffic import traffic, weights_held
 from course_lib.mesh.transformer import Shape, next_word_loss, transformer
-
-__all__ = [
-    "AXES",
-    "Mesh",
-    "Shape",
-    "average_gradients",
-    "batch_of",
-    "divide_experts",
-    "divide_tensors",
-    "make_mesh",
-    "next_word_loss",
-    "traffic",
-    "transformer",
-    "weights_held",
-]

@@ -41,30 +41,5 @@ if TYPE_CHECKING:
     from course_lib.pipeline_parallel.pipeline import Pipeline
     from course_lib.pipeline_parallel.stage import split_layers
 
-__all__ = [
-    "Pipeline",
-    "Schedule",
-    "ScheduleError",
-    "Simulation",
-    "Step",
-    "bubble_fraction",
-    "check_schedule",
-    "gpipe",
-    "interleaved",
-    "one_forward_one_backward",
-    "peak_activations",
-    "pipeline_schedule",
-    "simulate",
-    "split_layers",
-    "zero_bubble",
-    "zero_bubble_fraction",
-]
-
 # Schedules are data, so simulating them does not need PyTorch.
-__getattr__ = later(
-    __name__,
-    {
-        "Pipeline": "pipeline",
-        "split_layers": "stage",
-    },
-)
+__getattr__ = later(__name__, {"Pipeline": "pipeline", "split_layers": "stage"})

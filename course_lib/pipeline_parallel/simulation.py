@@ -66,22 +66,16 @@ class Simulation(NamedTuple):
 
 
 def simulate(
-    schedule: Schedule,
-    forward: float = 1.0,
-    backward: float = 2.0,
-    *,
-    weight: float | None = None,
-    message: float = 0.0,
+    schedule: Schedule, forward: float = 1.0, backward: float = 2.0, *, message: float = 0.0
 ) -> Simulation:
     """Simulate a schedule, and return when each of its steps runs.
 
     `forward` and `backward` are the seconds of one micro-batch on one rank; with v chunks, each
-    chunk takes 1/v of that. `weight` is the part of `backward` that `W` takes, by default half. A
-    message takes `message` seconds, in which its sender can go on. If ranks wait for one another
-    for ever, the simulation ends, and `stuck` names their steps.
+    chunk takes 1/v of that. `I` and `W` take half of `backward` each. A message takes
+    `message` seconds, in which its sender can go on. If ranks wait for one another for ever, the
+    simulation ends, and `stuck` names their steps.
     """
-    weight = backward / 2 if weight is None else weight
-    seconds = {"F": forward, "B": backward, "I": backward - weight, "W": weight}
+    seconds = {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2}
     ends: dict[Work, float] = {}
     free = [0.0] * schedule.world_size
     position = [0] * schedule.world_size

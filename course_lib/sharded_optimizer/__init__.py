@@ -45,19 +45,6 @@ if TYPE_CHECKING:
     )
     from course_lib.sharded_optimizer.states import gather_states, pieces_of_states
 
-__all__ = [
-    "FlatChunks",
-    "ShardedOptimizer",
-    "all_gather_chunks",
-    "gather_states",
-    "model_state_bytes",
-    "pieces_of_states",
-    "reduce_scatter_chunks",
-    "sharded_optimizer",
-    "start_all_gather",
-    "start_reduce_scatter",
-]
-
 # The memory formula does not need PyTorch.
 __getattr__ = later(
     __name__,

@@ -28,7 +28,9 @@ def gather_states(
     """
     full_states: dict[int, State] = {}
     kinds: dict[tuple[int, str], torch.dtype] = {}
-    for described in _from_all([_described(state) for state in states], group):
+    everyone: list[Any] = [None] * place_in(group)[1]
+    dist.all_gather_object(everyone, [_described(state) for state in states], group=group)
+    for described in everyone:
         for number, (plain, tensors) in enumerate(described):
             if plain or tensors:
                 full_states.setdefault(number, {}).update(plain)
@@ -89,9 +91,3 @@ def _described(state: State) -> tuple[State, dict[str, torch.dtype]]:
     """Return the state of the parameter as a whole, and the dtypes of its per-element tensors."""
     tensors = {k: v.dtype for k, v in state.items() if isinstance(v, Tensor) and v.dim() > 0}
     return {k: v for k, v in state.items() if k not in tensors}, tensors
-
-
-def _from_all(own_value: Any, group: Group) -> list[Any]:
-    everyone: list[Any] = [None] * place_in(group)[1]
-    dist.all_gather_object(everyone, own_value, group=group)
-    return everyone

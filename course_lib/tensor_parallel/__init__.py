@@ -30,17 +30,3 @@ from course_lib.tensor_parallel.linear import (
     column_parallel,
     row_parallel,
 )
-
-__all__ = [
-    "ColumnParallelLinear",
-    "ParallelAttention",
-    "ParallelMLP",
-    "RowParallelLinear",
-    "column_parallel",
-    "copy_to_ranks",
-    "gather_from_sequence",
-    "reduce_from_ranks",
-    "row_parallel",
-    "scatter_to_sequence",
-    "sum_partial_gradients",
-]

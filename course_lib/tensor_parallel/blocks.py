@@ -52,28 +52,22 @@ class ParallelAttention(nn.Module):
     """Self-attention with `heads` heads, of which this rank computes its `shard`.
 
     It takes and returns the shape (tokens, batch, width), with the sequence first, so that it can
-    be cut. With `sequence_parallel` these are this rank's tokens. With `causal`, a token sees only
-    itself and the tokens before it. Construct it with the same arguments and the same random
-    numbers on all ranks. If there are fewer heads than ranks, some ranks have nothing to do.
+    be cut. With `sequence_parallel` these are this rank's tokens. Every token sees all tokens.
+    Construct it with the same arguments and the same random numbers on all ranks. If there are
+    fewer heads than ranks, some ranks have nothing to do.
 
     Raises ValueError if `heads` does not divide `width`.
     """
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        group: Group = None,
-        *,
-        causal: bool = False,
-        sequence_parallel: bool = False,
+        self, width: int, heads: int, group: Group = None, *, sequence_parallel: bool = False
     ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"heads={heads} does not divide width={width}")
         rank, world_size = place_in(group)
         self.heads = len(shard(range(heads), world_size, rank))
-        self.size, self.causal = width // heads, causal
+        self.size = width // heads
         options = {"sequence_parallel": sequence_parallel}
         qkv, out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         # Queries, keys and values are each cut between heads.
@@ -89,5 +83,5 @@ class ParallelAttention(nn.Module):
         # (tokens, batch, 3 · heads · size) → three of (batch, heads, tokens, size)
         apart = projected.view(tokens, batch, 3, self.heads, self.size).permute(2, 1, 3, 0, 4)
         queries, keys, values = apart.unbind()
-        attended = scaled_dot_product_attention(queries, keys, values, is_causal=self.causal)
+        attended = scaled_dot_product_attention(queries, keys, values)
         return cast(Tensor, self.leave(attended.permute(2, 0, 1, 3).flatten(2)))

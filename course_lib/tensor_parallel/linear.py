@@ -58,12 +58,7 @@ class _ParallelLinear(nn.Module):
 
     @classmethod
     def from_linear(
-        cls,
-        layer: nn.Linear,
-        group: Group = None,
-        *,
-        sequence_parallel: bool = False,
-        **cut: int,
+        cls, layer: nn.Linear, group: Group = None, *, sequence_parallel: bool = False, **cut: int
     ) -> Self:
         """Return this rank's part of `layer`, which is equal on all ranks.
 

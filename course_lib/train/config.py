@@ -105,7 +105,7 @@ class TrainConfig:
         """Return how many examples one of `world_size` ranks computes on at a time.
 
         Raises ConfigError if the batch cannot be divided equally: then the mean over the ranks
-        would not be the mean over the examples (see `replicas`).
+        would not be the mean over the examples (see `gradient_sync`).
         """
         parts = world_size * self.accumulate
         if self.batch_size % parts:

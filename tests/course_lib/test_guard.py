@@ -201,8 +201,7 @@ def _(run: Run) -> None:
 
 
 situation(
-    "weight_norm",
-    {"ddp": REPLACED, "local": NONE, "sharded": NONE, "fsdp": "would be wrong here"},
+    "weight_norm", {"ddp": REPLACED, "local": NONE, "sharded": NONE, "fsdp": "would be wrong here"}
 )(lambda run: parametrizations.weight_norm(run.net.head))
 situation("prune", {"fsdp": "would be wrong here"})(
     lambda run: prune.l1_unstructured(run.net.head, "weight", 0.5)
@@ -296,6 +295,5 @@ def test_as_in_one_process_or_an_error(ranks_of, on, k, wrapper, name):
     expected, outputs = train(None, name)
     tolerance = 1e-5 if name == "float()" else 1e-10
     for state, evaluated in ranks_of(on, k).run(train, wrapper, name):
-        for key, value in expected.items():
-            torch.testing.assert_close(state[key], value, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(state, expected, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(evaluated, outputs, rtol=tolerance, atol=tolerance)

@@ -22,15 +22,14 @@ STEPS, LR = 12, 0.3
 INNER = {"sgd": lambda net: SGD(net.parameters(), LR), "adamw": lambda net: AdamW(net.parameters())}
 
 
-def train(method: str, inner: str = "sgd", finish: str = "", **options: Any) -> Tensor:
+def train(method: type, inner: str = "sgd", finish: str = "", *args: Any, **options: Any) -> Tensor:
     """Return this rank's weights after 12 steps on its own part of each batch.
 
     With `finish`, a method's name, those before it was called and those after it: shape (2, n).
     """
     net = mlp()
     optimizer = INNER[inner](net)
-    stepper_class = {"LocalSGD": LocalSGD, "DiLoCo": DiLoCo, "OneStepDelay": OneStepDelay}[method]
-    stepper = stepper_class(optimizer, **options)
+    stepper = method(optimizer, *args, **options)
     for x, y in own_shards(steps=STEPS):
         optimizer.zero_grad()
         mse_loss(net(x), y).backward()
@@ -83,10 +82,10 @@ def test_local_sgd_averages_every_h_steps_and_not_in_between(ranks_of, on, k, in
         alone.step(x, y)
         if t % 5 == 0:  # 12 steps: the ranks have parted again at the end
             alone.set(alone.weights.mean(0).expand(k, -1))
-    replicas = ranks_of(on, k).run(train, "LocalSGD", inner, every=5)
+    replicas = ranks_of(on, k).run(train, LocalSGD, inner, every=5)
     close(replicas, alone.weights)
     assert k == 1 or not torch.equal(replicas[0], replicas[1])
-    averaged = ranks_of(on, k).run(train, "LocalSGD", inner, "average", every=5)
+    averaged = ranks_of(on, k).run(train, LocalSGD, inner, "average", every=5)
     close([weights[1] for weights in averaged], alone.weights.mean(0).expand(k, -1))
 
 
@@ -152,27 +151,23 @@ OPTIONS = [
     ids=str,
 )
 def test_diloco_equals_its_formula(ranks_of, on, k, inner, options):
-    replicas = ranks_of(on, k).run(train, "DiLoCo", inner, "finish", **options)
+    replicas = ranks_of(on, k).run(train, DiLoCo, inner, "finish", **options)
     for part, expected in enumerate(diloco(k, inner, **options)):
         close([weights[part] for weights in replicas], expected)
 
 
-def train_in_one_message(inner: str, every: int, outer_lr: float, outer_momentum: float) -> Any:
-    """Train with the function `diloco`; return the weights, and whether .grad is the inner one."""
-    net = mlp()
-    optimizer = INNER[inner](net)
-    params = list(net.parameters())
-    step = local_sgd.diloco(iter(params), optimizer.step, every, outer_lr, outer_momentum)
-    same = True
-    for x, y in own_shards(steps=STEPS):
-        optimizer.zero_grad()
-        mse_loss(net(x), y).backward()
-        grads = [param.grad for param in params]
-        copies = [grad.clone() for grad in grads if grad is not None]
-        step()
-        same = same and all(param.grad is grad for param, grad in zip(params, grads, strict=True))
-        same = same and all(map(torch.equal, (param.grad for param in params), copies))
-    return flatten(params), same
+class InOneMessage:
+    """The function `diloco` as a class, which also sees to it that `.grad` stays the inner one."""
+
+    def __init__(self, optimizer: Optimizer, *options: Any) -> None:
+        self.params = local_sgd.trained(optimizer)
+        self._step = local_sgd.diloco(iter(self.params), optimizer.step, *options)
+
+    def step(self) -> None:
+        before = [(param.grad, param.grad.clone()) for param in self.params]
+        self._step()
+        for param, (grad, copy) in zip(self.params, before, strict=True):
+            assert param.grad is grad and torch.equal(grad, copy)
 
 
 @pytest.mark.parametrize("options", [(1, 0.7, 0.9), (4, 0.5, 0.0), (5, 0.7, 0.9), (13, 0.7, 0.5)])
@@ -180,9 +175,7 @@ def train_in_one_message(inner: str, every: int, outer_lr: float, outer_momentum
 @pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_diloco_in_one_message_equals_its_formula(ranks_of, on, k, inner, options):
     ranks = ranks_of(on, k)
-    weights, same = zip(*ranks.run(train_in_one_message, inner, *options), strict=True)
-    close(list(weights), diloco(k, inner, *options)[0])
-    assert all(same)
+    close(ranks.run(train, InOneMessage, inner, "", *options), diloco(k, inner, *options)[0])
     assert ranks.trace.calls(0)["all_reduce"] == STEPS // options[0]
 
 
@@ -205,7 +198,7 @@ def test_diloco_in_one_message_stays_in_its_group(ranks_of):
 def test_fragments_cut_the_peak_and_not_the_sum(ranks_of, on, k):
     ranks, sent = ranks_of(on, k), {}
     for fragments in (1, 2, 4):
-        ranks.run(train, "DiLoCo", every=4, fragments=fragments)
+        ranks.run(train, DiLoCo, every=4, fragments=fragments)
         calls = [e for e in ranks.trace.events if (e.rank, e.kind) == (0, "all_reduce")]
         sent[fragments] = [call.bytes for call in calls]
     n = sum(param.nbytes for param in mlp().parameters())
@@ -245,7 +238,7 @@ def test_one_step_delay_equals_its_formula(ranks_of, on, k):
         mean = torch.stack(alone.backward(x, y)).mean(0)
         alone.set(alone.weights - LR * on_its_way)
         on_its_way = mean
-    replicas = ranks_of(on, k).run(train, "OneStepDelay", finish="finish")
+    replicas = ranks_of(on, k).run(train, OneStepDelay, finish="finish")
     close([weights[0] for weights in replicas], alone.weights)
     close([weights[1] for weights in replicas], alone.weights - LR * on_its_way)
 
@@ -255,18 +248,17 @@ def normed(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 3)).double()
 
 
-def train_normed(method: str, stop: int = 0, overflow: int = 0, **options: Any) -> list[Tensor]:
+def train_normed(method: type, stop: int = 0, overflow: int = 0, **options: Any) -> list[Tensor]:
     """Return parameters and buffers after 12 steps; after `stop` of them, all is loaded anew.
 
     In step `overflow`, the last rank's gradients are not finite.
     """
-    steppers: dict[str, Any] = {"LocalSGD": LocalSGD, "DiLoCo": DiLoCo}
     last = dist.get_rank() == dist.get_world_size() - 1
 
     def make(seed: int) -> tuple[nn.Module, Any]:
         net = normed(seed)
         inner = AdamW(net.parameters(), lr=0.01)
-        return net, steppers[method](inner, module=net, **options)
+        return net, method(inner, module=net, **options)
 
     net, stepper = make(0)
     for step, (x, y) in enumerate(own_shards(steps=STEPS), 1):
@@ -283,7 +275,7 @@ def train_normed(method: str, stop: int = 0, overflow: int = 0, **options: Any) 
             saved, state = torch.load(file)
             net.load_state_dict(saved)
             stepper.load_state_dict(state)
-    if method == "DiLoCo":
+    if method is DiLoCo:
         stepper.finish()
     return state_of(net)
 
@@ -294,12 +286,12 @@ def named(option: object) -> str | None:
 
 
 RESUMED = [
-    ("LocalSGD", {"every": 4}),
-    ("DiLoCo", {"every": 4}),
-    ("DiLoCo", {"every": 6, "fragments": 2, "overlap": 2}),
-    ("DiLoCo", {"every": 4, "fragments": 2, "compressor": ErrorFeedback(TopK(0.1))}),
-    ("DiLoCo", {"every": 2, "compressor": ErrorFeedback(PowerSGD(1))}),
-    ("DiLoCo", {"every": 2, "compressor": ErrorFeedback(RandomK(0.1))}),
+    (LocalSGD, {"every": 4}),
+    (DiLoCo, {"every": 4}),
+    (DiLoCo, {"every": 6, "fragments": 2, "overlap": 2}),
+    (DiLoCo, {"every": 4, "fragments": 2, "compressor": ErrorFeedback(TopK(0.1))}),
+    (DiLoCo, {"every": 2, "compressor": ErrorFeedback(PowerSGD(1))}),
+    (DiLoCo, {"every": 2, "compressor": ErrorFeedback(RandomK(0.1))}),
 ]
 
 
@@ -313,9 +305,9 @@ def test_a_run_that_stops_at_any_step_goes_on_with_the_same_bits(ranks_of, on, k
         torch.testing.assert_close(resumed, uninterrupted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("method", ["LocalSGD", "DiLoCo"])
+@pytest.mark.parametrize("method", [LocalSGD, DiLoCo])
 def test_batch_norm_s_statistics_are_averaged_with_the_weights(ranks_of, method):
-    options = {} if method == "LocalSGD" else {"outer_lr": 1.0, "outer_momentum": 0.0}
+    options = {} if method is LocalSGD else {"outer_lr": 1.0, "outer_momentum": 0.0}
     nets = [normed() for _ in range(3)]
     optimizers = [AdamW(net.parameters(), lr=0.01) for net in nets]
     for t, (x, y) in enumerate(batches(steps=STEPS), 1):
@@ -336,7 +328,7 @@ def test_batch_norm_s_statistics_are_averaged_with_the_weights(ranks_of, method)
 def train_and_count(**options: Any) -> tuple[list[Tensor], int]:
     with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")
-        return train_normed("DiLoCo", **options), len(notices)
+        return train_normed(DiLoCo, **options), len(notices)
 
 
 @pytest.mark.parametrize("overflow", [1, 6, 8])
@@ -351,7 +343,7 @@ def train_and_count(**options: Any) -> tuple[list[Tensor], int]:
 )
 def test_diloco_drops_the_round_in_which_a_rank_overflows(ranks_of, options, overflow):
     ranks = ranks_of("cpu", 2)
-    clean, _ = ranks.run(train_normed, "DiLoCo", **options)
+    clean, _ = ranks.run(train_normed, DiLoCo, **options)
     (first, notices), (second, second_notices) = ranks.run(
         train_and_count, overflow=overflow, **options
     )
@@ -365,11 +357,11 @@ def test_diloco_drops_the_round_in_which_a_rank_overflows(ranks_of, options, ove
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("LocalSGD", {"every": 0}, "every=0 must be at least 1: the number of steps"),
-        ("DiLoCo", {"every": 5, "fragments": 2}, "every=5 .* multiple of fragments=2"),
-        ("DiLoCo", {"every": 4, "fragments": 2, "overlap": 2}, "2 steps later"),
+        (LocalSGD, {"every": 0}, "every=0 must be at least 1: the number of steps"),
+        (DiLoCo, {"every": 5, "fragments": 2}, "every=5 .* multiple of fragments=2"),
+        (DiLoCo, {"every": 4, "fragments": 2, "overlap": 2}, "2 steps later"),
         (
-            "DiLoCo",
+            DiLoCo,
             {"every": 4, "overlap": 1, "compressor": TopK(0.1)},
             "overlap must be 0 with a compressor",
         ),

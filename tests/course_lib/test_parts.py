@@ -6,28 +6,39 @@ The oracle is one process that computes with all rows: PyTorch's own clipping an
 import copy
 import io
 import math
-from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+from torch.nn.utils import clip_grad_norm_ as clip_of_torch
+from torch.nn.utils import clip_grad_value_
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.gradient_sync import sync_flat
-from course_lib.parts import whole_norms
+from course_lib.mesh import (
+    AXES,
+    average_gradients,
+    batch_of,
+    divide_experts,
+    divide_tensors,
+    make_mesh,
+    next_word_loss,
+)
+from course_lib.parts import clip_grad_norm_, gradient_norms, whole_norms
+from course_lib.pipeline_parallel import Pipeline, gpipe, split_layers
 from course_lib.ranks import RankError
 from course_lib.sharded_optimizer import ShardedOptimizer
-from course_lib.tensor_parallel import ParallelMLP
+from course_lib.tensor_parallel import ColumnParallelLinear, ParallelMLP
+from tests.helpers.meshes import KINDS as MESHES
+from tests.helpers.meshes import Case, in_and_out, whole_model
+from tests.helpers.meshes import batches as token_batches
 from tests.helpers.zero_scenarios import Awkward, batches, groups_of, own
 
 KINDS = ["averaged", "local", "sharded", "fsdp"]
-PARTIAL = KINDS[1:]
 
 
 def wrap(kind: str, net: nn.Module, groups: bool = False) -> tuple[nn.Module, Any, Any]:
@@ -77,7 +88,7 @@ def test_clipping_is_that_of_one_process(ranks_of, k, kind):
                 torch.zeros(()) if p.grad is None else p.grad.norm(norm_type)
                 for p in net.parameters()
             ]
-            expected.append((clip_grad_norm_(net.parameters(), 1.0, norm_type), per_parameter))
+            expected.append((clip_of_torch(net.parameters(), 1.0, norm_type), per_parameter))
             optimizer.step()
         assert expected[0][0] > 2
         for state, norms in ranks_of("simulated", k).run(clipped_steps, kind, norm_type, groups):
@@ -86,35 +97,7 @@ def test_clipping_is_that_of_one_process(ranks_of, k, kind):
                 torch.testing.assert_close(
                     per_parameter, torch.stack(rights).to(per_parameter.dtype)
                 )
-            for name, value in net.state_dict().items():
-                torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
-
-
-READERS: dict[str, Callable[[list[Any]], Any]] = {
-    "clip_grad_norm_, foreach": lambda params: clip_grad_norm_(params, 1.0, foreach=True),
-    "clip_grad_norm_, one by one": lambda params: clip_grad_norm_(params, 1.0, foreach=False),
-    "get_total_norm": lambda params: get_total_norm([p.grad for p in params]),
-    "norms": lambda params: [p.grad.detach().data.norm(2) for p in params],
-    "isfinite": lambda params: all(torch.isfinite(p.grad).all() for p in params),
-    "in NumPy": lambda params: [np.sum(p.grad.numpy()) for p in params],
-    "in one vector": lambda params: torch.cat([p.grad.flatten() for p in params]).norm(),
-}
-
-
-def read(kind: str, reader: str) -> None:
-    net = Awkward()
-    called, _, _ = wrap(kind, net)
-    x, y = own(batches()[0])
-    mse_loss(called(x), y).backward()
-    READERS[reader]([param for param in called.parameters() if param.grad is not None])
-
-
-@pytest.mark.parametrize("kind", PARTIAL)
-def test_a_conclusion_from_a_part_of_the_gradient_is_an_error(ranks_of, kind):
-    for reader in READERS:
-        for k in (1, 3):
-            with pytest.raises(RankError, match=r"clip_grad_norm_\(max_norm\) or gradient_norms"):
-                ranks_of("simulated", k).run(read, kind, reader)
+            torch.testing.assert_close(state, dict(net.state_dict()), rtol=1e-9, atol=1e-11)
 
 
 def clamped_step(kind: str) -> dict[str, Tensor]:
@@ -137,8 +120,7 @@ def test_values_are_clipped_after_they_are_averaged(ranks_of, kind):
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     for k in (2, 3):
         for state in ranks_of("simulated", k).run(clamped_step, kind):
-            for name, value in net.state_dict().items():
-                torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(state, dict(net.state_dict()), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", ["local", "sharded"])
@@ -280,3 +262,215 @@ def test_a_moment_of_a_piece_is_a_piece(ranks_of):
     for kind in KINDS:
         with pytest.raises(RankError, match=r"norm\(\) of '.*would be wrong here"):
             ranks_of("simulated", 2).run(trained, kind)
+
+
+# --- each situation × each wrapper: what a loop reads is that of one process, or an error ---------
+
+
+ZERO = ("averaged", "local", "sharded")
+WRAPPERS = ("DDP", *ZERO, "FSDP", "tensor", "pipeline", "expert")
+CASE = Case("experts")
+
+
+class Lamb(torch.optim.Optimizer):
+    """The step of each whole tensor is a hundredth as long as its weights."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for param in (param for group in self.param_groups for param in group["params"]):
+            if param.grad is not None:
+                step = param.grad.clone()
+                param.sub_(step * (0.01 * param.norm() / (step.norm() + 1e-9)))
+
+
+class Trained:
+    """The transformer in a wrapper or in two, on this rank; "alone": in one process."""
+
+    def __init__(self, wrapper: str, make: type[torch.optim.Optimizer], **options: float) -> None:
+        self.kinds, self.scale, net = wrapper.split("+"), 1.0, whole_model(CASE)
+        axes = [kind if kind in AXES else "data" for kind in self.kinds]
+        self.mesh = None if wrapper == "alone" else make_mesh(**dict.fromkeys(axes, 2))
+        group = self.mesh and self.mesh["data"]
+        self.model: Any = net
+        self.zero = next((kind for kind in self.kinds if kind in ZERO), None)
+        if "tensor" in self.kinds:
+            divide_tensors(net, self.mesh["tensor"])
+        if "expert" in self.kinds:
+            divide_experts(net, self.mesh["expert"])
+        if "DDP" in self.kinds or wrapper == "averaged":
+            self.model = DistributedDataParallel(net, group=group)
+        elif wrapper.endswith("FSDP") and "pipeline" not in self.kinds:
+            self.model = FullyShardedDataParallel(net, group=group)
+        elif "pipeline" in self.kinds:
+            stages, place = split_layers(net, 2), self.mesh.coordinates["pipeline"]
+            if "FSDP" in self.kinds:
+                stages[place] = FullyShardedDataParallel(stages[place], group=group)
+            group = self.mesh["pipeline"]
+            self.model = Pipeline(stages, self.loss, gpipe(2, 2), group=group)
+        params = self.model.parameters()
+        if self.zero:
+            options = {"gradients": self.zero, "group": self.mesh["data"], **options}
+            self.optimizer: Any = ShardedOptimizer(params, make, **options)
+        else:
+            self.optimizer = make(params, **options)
+        apart = self.kinds[-1] in AXES or (self.zero == "averaged" and len(self.kinds) > 1)
+        self.sync = average_gradients if apart else lambda *_: None
+
+    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return self.scale * next_word_loss(scores, targets)
+
+    def backward(self, step: int = 0, penalty: Any = lambda _: 0.0) -> None:
+        rows = token_batches(MESHES[CASE.kind])[step]
+        x, y = in_and_out(rows if self.mesh is None else batch_of(rows, self.mesh))
+        if "pipeline" in self.kinds:
+            self.model.step(x, y)
+            added = penalty(self.model.parameters())
+        else:
+            added = self.loss(self.model(x), y) + penalty(self.model.parameters())
+        if isinstance(added, Tensor):
+            added.backward()
+        self.sync(self.model, self.mesh)
+
+    def named(self, values: Any) -> dict[str, Tensor]:
+        names = [name.replace("module.", "") for name, _ in self.model.named_parameters()]
+        names = [n.split(".", 2)[2] if n.startswith("stages.") else n for n in names]
+        return dict(zip(names, values, strict=True))
+
+
+def clipped(trained: Trained, clip: Any) -> Any:
+    trained.backward()
+    clip = clip if trained.mesh else clip_of_torch
+    total = clip(trained.model.parameters(), 0.05)
+    return {"before": total, "after": clip(trained.model.parameters(), 1e9)}
+
+
+def read(trained: Trained, situation: str) -> Any:
+    penalty = lambda params: 0.1 * sum(param.norm() for param in params)
+    trained.backward(0, **({"penalty": penalty} if situation == "lasso" else {}))
+    params = list(trained.model.parameters())
+    if situation == "weights":
+        return trained.named([param.detach().norm() for param in params])
+    if situation == "gradients":
+        return trained.named([param.grad.norm() for param in params])
+    if situation == "finite":
+        return trained.named([param.grad.isfinite().all() for param in params])
+    if situation == "NumPy":
+        return trained.named([torch.tensor(param.grad.numpy().sum()) for param in params])
+    if situation == "one vector":
+        return {"norm": torch.cat([param.grad.flatten() for param in params]).norm()}
+    if situation == "accumulation":
+        trained.backward(1)
+    if situation == "step":
+        trained.optimizer.step()
+        return trained.named([param.detach().norm() for param in params])
+    return trained.named(gradient_norms(params))
+
+
+def scaled(trained: Trained) -> Any:
+    """Whether the weights moved, and the scale, if one rank overflows in three steps of six."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    history = []
+    for step in range(6):
+        trained.optimizer.zero_grad()
+        scaler.scale(torch.ones(()))  # a stage without the loss must have a scale, too
+        trained.scale = scaler.get_scale()
+        last = not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
+        handles = []
+        if last and step in (0, 3, 4):
+            if trained.kinds[-1] in (*AXES, "alone"):
+                params = [p for name, p in trained.model.named_parameters() if "leave.w" in name]
+                handles = [params[-1].register_hook(lambda gradient: gradient / 0)]
+            else:
+                trained.scale = float("inf")
+        trained.backward(step % 5)
+        for handle in handles:
+            handle.remove()
+        before = [param.detach().clone() for param in trained.model.parameters()]
+        if step % 2:
+            scaler.unscale_(trained.optimizer)
+            clip = clip_grad_norm_ if trained.mesh else clip_of_torch
+            clip(trained.model.parameters(), 0.1)
+        scaler.step(trained.optimizer)
+        scaler.update()
+        pairs = zip(before, trained.model.parameters(), strict=True)
+        moved = any(not torch.equal(a, b) for a, b in pairs)
+        history += [scaler.get_scale(), float(moved)]
+    return {"scales and moves": torch.tensor(history)}
+
+
+SITUATIONS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
+    # situation: (function, its arguments, the wrappers that must raise)
+    "torch's clip_grad_norm_": (
+        clipped,
+        (clip_of_torch,),
+        "local sharded FSDP tensor pipeline expert",
+    ),
+    "torch's, one by one": (
+        clipped,
+        (lambda params, limit: clip_of_torch(params, limit, foreach=False),),
+        "local sharded FSDP tensor pipeline expert",
+    ),
+    "our clip_grad_norm_": (clipped, (clip_grad_norm_,), ""),
+    "GradScaler": (scaled, (), ""),
+    "p.norm()": (read, ("weights",), "FSDP tensor"),
+    "p.grad.norm()": (read, ("gradients",), "local sharded FSDP tensor"),
+    "isfinite().all()": (read, ("finite",), "local sharded FSDP tensor"),
+    "p.grad.numpy()": (read, ("NumPy",), "local sharded FSDP tensor"),
+    "cat([p.grad]).norm()": (read, ("one vector",), "local sharded FSDP tensor pipeline expert"),
+    "LAMB": (read, ("step",), "averaged local sharded FSDP tensor"),
+    "group lasso": (read, ("lasso",), "FSDP tensor"),
+    "accumulation": (read, ("accumulation",), ""),
+}
+
+
+def on_a_rank(wrapper: str, situation: str) -> dict[str, Tensor]:
+    function, arguments, _ = SITUATIONS[situation]
+    make, options = (Lamb, {}) if situation == "LAMB" else (torch.optim.SGD, {"lr": 0.1})
+    results = function(Trained(wrapper, make, **options), *arguments)
+    return {name: value.detach() for name, value in results.items()}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_as_in_one_process_or_an_error(ranks_of, situation, wrapper):
+    ranks = ranks_of("simulated", 2)
+    if wrapper in SITUATIONS[situation][2].split():
+        with pytest.raises(RankError, match=r"would be wrong here.*(clip_grad_norm_|whole_norms)"):
+            ranks.run(on_a_rank, wrapper, situation)
+        return
+    check_each(ranks.run(on_a_rank, wrapper, situation), situation)
+
+
+def check_each(results: list[dict[str, Tensor]], situation: str) -> None:
+    expected = on_a_rank("alone", situation)
+    assert {name for result in results for name in result} == expected.keys()
+    for result in results:
+        for name, value in result.items():
+            torch.testing.assert_close(value, expected[name].to(value.dtype), msg=name)
+
+
+MIXTURES = [f"{axis}+{kind}" for axis in ("tensor", "pipeline") for kind in (*ZERO, "FSDP")]
+
+
+@pytest.mark.parametrize("wrapper", ["tensor+DDP", "expert+averaged", "tensor+pipeline", *MIXTURES])
+@pytest.mark.parametrize("situation", ["our clip_grad_norm_", "GradScaler", "accumulation"])
+def test_two_wrappers_at_once(ranks_of, situation, wrapper):
+    check_each(ranks_of("simulated", 4).run(on_a_rank, wrapper, situation), situation)
+
+
+@pytest.mark.parametrize("wrapper", ["FSDP", "tensor"])
+def test_one_element_is_not_used_for_many(ranks_of, wrapper):
+    def scaled_by_a_norm() -> None:
+        net = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+        if wrapper == "FSDP":
+            model = FullyShardedDataParallel(net)
+            model(torch.ones(4, 3)) * net[1].weight
+        else:
+            column = ColumnParallelLinear(3, 2)
+            torch.ones(4, 2) * column.bias
+
+    with pytest.raises(RankError, match=r"mul\(\) of .*would be wrong here"):
+        ranks_of("simulated", 2).run(scaled_by_a_norm)

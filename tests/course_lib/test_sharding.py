@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.sharding import ShardedSampler, shard, shard_bounds
@@ -51,25 +49,3 @@ def test_sampler_equals_torch_index_for_index(length, world_size, shuffle, drop_
                 indices = list(ours)
                 assert indices == list(torch_sampler)
                 assert all(type(index) is int for index in indices)
-
-
-def test_rank_and_world_size_come_from_the_process_group():
-    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
-    try:
-        sampler = ShardedSampler(range(11))
-        assert (sampler.rank, sampler.num_replicas) == (2, 4)
-        assert list(sampler) == list(DistributedSampler(range(11)))
-        assert ShardedSampler(range(11), num_replicas=3).rank == 2
-        assert ShardedSampler(range(11), rank=1).num_replicas == 4
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("sampler", [ShardedSampler, DistributedSampler])
-def test_errors_are_of_torchs_types(sampler):
-    for num_replicas, rank in [(2, 2), (2, -1), (0, 0), (-1, 0)]:
-        with pytest.raises(ValueError, match="Invalid rank"):
-            sampler(range(5), num_replicas, rank)
-    for arguments in [{}, {"rank": 0}, {"num_replicas": 2}]:
-        with pytest.raises(ValueError, match="init_process_group"):
-            sampler(range(5), **arguments)

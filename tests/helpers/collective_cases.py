@@ -16,7 +16,7 @@ ALL_REDUCES = [
     "one_shot_all_reduce",
 ]
 BROADCASTS = ["naive_broadcast", "tree_broadcast", "pipelined_broadcast", "broadcast"]
-WORLDS = [("simulated", k) for k in (1, 2, 3, 5, 8)] + [("cpu", k) for k in (2, 3, 4)]
+WORLDS = [("simulated", k) for k in (1, 2, 3, 5, 7, 8)] + [("cpu", k) for k in (2, 3, 4)]
 LENGTHS = [0, 1, 3, 5, 64, 101]
 DTYPES = [torch.float64, torch.bfloat16, torch.int64, torch.complex64]
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
 from course_lib.compression import (
     QSGD,
     Compressor,
@@ -11,6 +14,15 @@ from course_lib.compression import (
     TopK,
     Uniform8Bit,
 )
+from course_lib.compression.payload import Codec
+from course_lib.compression.uniform_8bit import dequantize, quantize
+
+
+def halves(x: Tensor) -> Tensor:
+    """Return the bytes of a float32 vector, rounded to the nearest."""
+    assert x.dtype == torch.float32 and x.dim() == 1
+    return quantize(x, torch.full_like(x, 0.5))
+
 
 PLAIN: dict[str, Callable[[], Compressor]] = {
     "top-k": lambda: TopK(0.01),
@@ -19,6 +31,7 @@ PLAIN: dict[str, Callable[[], Compressor]] = {
     "uniform, nearest": lambda: Uniform8Bit(block=64),
     "one bit": OneBit,
     "PowerSGD": lambda: PowerSGD(2),
+    "codec": lambda: Codec(halves, dequantize),
 }
 """Biased: the same every time, or drawn alike on all ranks; contractions."""
 

@@ -1,7 +1,7 @@
 """A transformer that nothing divides, trained on a mesh and in one process."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class Case(NamedTuple):
     micro_batches: int = 2
     passes: int = 1
     """Backwards before a step, each of other rows, and after each the gradients are averaged."""
-    clip: float | None = None
+    clip: float = 1e9
 
 
 def whole_model(case: Case) -> nn.Sequential:
@@ -68,85 +68,39 @@ def in_and_out(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-def divided(case: Case, sizes: dict[str, int]) -> tuple[Any, Pipeline, Callable[..., Pipeline]]:
-    mesh = make_mesh(**sizes)
-
-    def build(model: nn.Module) -> Pipeline:
-        divide_tensors(model, mesh["tensor"])
-        divide_experts(model, mesh["expert"])
-        plan = one_forward_one_backward(mesh.sizes["pipeline"], case.micro_batches)
-        return Pipeline(
-            split_layers(model, plan.stages), next_word_loss, plan,
-            group=mesh["pipeline"],
-        )  # fmt: skip
-
-    return mesh, build(whole_model(case)), build
-
-
-Places = list[tuple[nn.Parameter, int, Tensor]]
-"""This rank's parameters, each with its number in the whole model and its elements' positions."""
-
-
-def places_of(
-    model: nn.Module, original: nn.Module, build: Callable[[nn.Module], nn.Module]
-) -> Places:
-    """Return where the elements of `model` are in the whole model, from which `build` made it.
-
-    `whole` is a separate model like that before `build`. Its elements are numbered and then cut as
-    the weights were cut, so every piece shows where its elements come from.
-    """
-    number_of = {id(param): number for number, param in enumerate(original.parameters())}
-    names = {
-        name: number_of[id(param)]
-        for name, param in original.named_parameters(remove_duplicate=False)
-    }
-    for param in original.parameters():  # exact: float64 counts up to 2^53
-        param.data = torch.arange(param.numel(), dtype=torch.float64).view(param.shape)
-    numbered = build(original).named_parameters()
-    return [
-        (param, names[_in_whole(name)], numbers.detach().long())
-        for param, (name, numbers) in zip(model.parameters(), numbered, strict=True)
-    ]
-
-
-def _in_whole(name: str) -> str:
-    """Return the name without the prefix of a pipeline, such as ``stages.1.``."""
-    return name.split(".", 2)[2] if name.startswith("stages.") else name
-
-
-def train_on_mesh(
-    sizes: dict[str, int], case: Case
-) -> tuple[list[tuple[int, Tensor, Tensor]], list[float]]:
-    """Return this rank's pieces (number, places, values), and the losses that it knows."""
-    mesh, model, build = divided(case, sizes)
-    places = places_of(model, whole_model(case), build)
-    optimizer = OPTIMIZERS[case.optimizer](model.parameters())
-    losses = []
+def train_on_mesh(sizes: dict[str, int], case: Case) -> tuple[list[float], list[float]]:
+    """Return the norm of the gradient in each step, and the losses that this rank knows."""
+    mesh, model = make_mesh(**sizes), whole_model(case)
+    divide_tensors(model, mesh["tensor"])
+    divide_experts(model, mesh["expert"])
+    plan = one_forward_one_backward(mesh.sizes["pipeline"], case.micro_batches)
+    stages = split_layers(model, plan.stages)
+    pipeline = Pipeline(stages, next_word_loss, plan, group=mesh["pipeline"])
+    optimizer = OPTIMIZERS[case.optimizer](pipeline.parameters())
+    norms, losses = [], []
     for rows in batches(KINDS[case.kind]):
         optimizer.zero_grad()
         for part in rows.chunk(case.passes):
-            loss = model.step(*in_and_out(batch_of(part, mesh)))
-            average_gradients(model, mesh)
-        if case.clip is not None:
-            clip_grad_norm_(model, case.clip)
+            loss = pipeline.step(*in_and_out(batch_of(part, mesh)))
+            average_gradients(pipeline, mesh)
+        norms.append(float(clip_grad_norm_(pipeline, case.clip)))
         optimizer.step()
         losses += [] if loss is None else [loss.item()]
-    return [(number, positions, param.detach()) for param, number, positions in places], losses
+    return norms, losses
 
 
-def train_alone(case: Case) -> tuple[nn.Module, list[float]]:
-    """Return the model and the losses of one process with whole batches."""
+def train_alone(case: Case) -> tuple[list[float], list[float]]:
+    """Return the same of one process with whole batches."""
     model = whole_model(case)
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
-    losses = []
+    norms, losses = [], []
     for rows in batches(KINDS[case.kind]):
         x, y = in_and_out(rows)
         optimizer.zero_grad()
         for part in zip(x.chunk(case.passes), y.chunk(case.passes), strict=True):
             loss = next_word_loss(model(part[0]), part[1])
             loss.backward()
-        if case.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), case.clip)
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), case.clip)))
         optimizer.step()
         losses.append(loss.item())
-    return model, losses
+    return norms, losses

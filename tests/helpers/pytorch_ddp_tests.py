@@ -1,20 +1,77 @@
-"""PyTorch's own tests of DDP, with our class or with PyTorch's, on plain gloo.
+"""PyTorch's own tests of DDP (`pytorch_source`), with our class or with PyTorch's, on plain gloo.
 
     python -m tests.helpers.pytorch_ddp_tests                      # our DDP
     python -m tests.helpers.pytorch_ddp_tests --ddp pytorch        # what can pass on a CPU at all
 
 A line per test: passed, failed or skipped, and why. Names (or parts of them) choose some.
-
-Plain gloo has nothing of ours but the class: K processes per test, which fork from this one.
 """
 
 import argparse
-import json
+import contextlib
+import io
+import os
+import tempfile
+import unittest
 import warnings
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from course_lib.ddp import DistributedDataParallel
+from course_lib.ranks import Ranks, RanksError
 from tests.helpers import pytorch_source
-from tests.helpers.pytorch_on_gloo import CLASSES, verdicts
+
+SECONDS = 180
+"""The time limit of a test. A few wait for a time-out of their own."""
+CLASSES = {"ours": DistributedDataParallel, "pytorch": TorchDDP}
+
+
+def run_one(ddp: str, name: str, directory: str) -> str:
+    """Run a test on this rank; return "passed", "skipped", or else raise what it raised."""
+    os.environ |= {"TEMP_DIR": directory, "WORLD_SIZE": str(dist.get_world_size())}
+    warnings.simplefilter("ignore")
+    module = pytorch_source.load(CLASSES[ddp])
+    if ddp == "ours":  # which keeps no log
+        module.verify_ddp_error_logged = lambda *_: None
+
+    class Case(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc]
+        def _barrier(self, *_, **__):  # type: ignore[no-untyped-def]
+            dist.barrier()  # PyTorch's counts processes, in files
+
+    case = Case(name)
+    case.rank, case.file_name = dist.get_rank(), f"{directory}/store"
+    torch.manual_seed(1234)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            getattr(case, name)()
+        except unittest.SkipTest as skip:
+            return f"skipped: {skip}"
+        except SystemExit as leave:
+            codes = {code.exit_code: code.message for code in module.TEST_SKIPS.values()}
+            if leave.code not in codes:
+                raise
+            return f"skipped: {codes[leave.code]}"
+    return "passed"
+
+
+def verdicts(names: list[str], ddp: str = "ours", world_size: int = 2) -> Iterator[tuple[str, str]]:
+    """Run the tests; yield name and verdict, which begins with passed, failed or skipped.
+
+    `ddp` is a name of `CLASSES`.
+    """
+    ranks = Ranks(world_size, on="cpu", timeout=SECONDS, metered=False)
+    for name in names:
+        with tempfile.TemporaryDirectory() as directory:
+            for inner in ("barrier", "test_dir", "init_dir"):
+                (Path(directory) / inner).mkdir()
+            try:
+                yield name, ranks.run(run_one, ddp, name, directory)[0]
+            except RanksError as error:
+                yield name, f"failed: {' '.join(str(error).split())[:300]}"
 
 
 def main() -> None:
@@ -23,21 +80,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="parts of names; default: all")
     parser.add_argument("--ddp", choices=list(CLASSES), default="ours")
     parser.add_argument("-k", "--world-size", type=int, default=2)
-    parser.add_argument("--json", help="a file for the verdicts")
     args = parser.parse_args()
     names = pytorch_source.test_names()
     names = [n for n in names if not args.names or any(part in n for part in args.names)]
-    warnings.simplefilter("ignore")
-    found = {}
+    counts: Counter[str] = Counter()
     for name, verdict in verdicts(names, args.ddp, args.world_size):
-        found[name] = verdict
+        counts[verdict.partition(":")[0]] += 1
         print(f"{verdict[:7]:8}{name}{verdict[7:]}", flush=True)
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1))
-    count = {
-        w: sum(v.startswith(w) for v in found.values()) for w in ("passed", "failed", "skipped")
-    }
-    print(", ".join(f"{number} {word}" for word, number in count.items()))
+    print(", ".join(f"{number} {word}" for word, number in counts.items()))
 
 
 if __name__ == "__main__":

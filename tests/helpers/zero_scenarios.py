@@ -4,13 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.gradient_sync import sync_flat
-from course_lib.sharding import shard
+from tests.helpers.ddp_scenarios import batches, own
 
-STEPS, BATCH = 5, 24
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.01}),
     "adam": (torch.optim.Adam, {"lr": 0.01}),
@@ -42,17 +40,6 @@ class Awkward(nn.Module):
         return out
 
 
-def batches(dtype: torch.dtype = torch.float64, steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
-    g = torch.Generator().manual_seed(1)
-    x, y = (torch.randn(steps, BATCH, n, generator=g, dtype=dtype) for n in (6, 3))
-    return list(zip(x, y, strict=True))
-
-
-def own(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    rank, k = dist.get_rank(), dist.get_world_size()
-    return shard(batch[0], k, rank), shard(batch[1], k, rank)
-
-
 def groups_of(net: nn.Module, groups: bool) -> Any:
     params = list(net.parameters())
     if not groups:
@@ -66,7 +53,7 @@ def one_process(name: str, groups: bool = False, make: Callable[[], nn.Module] =
     cls, options = OPTIMIZERS[name]
     optimizer = cls(groups_of(net, groups), **options)
     dtype = next(net.parameters()).dtype
-    for x, y in batches(dtype):
+    for x, y in batches(dtype=dtype):
         optimizer.zero_grad()
         nn.functional.mse_loss(net(x), y).backward()
         optimizer.step()
@@ -88,6 +75,4 @@ def run_steps(net: nn.Module, optimizer: Any, data: Any, average: bool) -> None:
 
 
 def assert_equal(tensors: list[Tensor], expected: list[Tensor]) -> None:
-    for tensor, other in zip(tensors, expected, strict=True):
-        assert tensor.shape == other.shape
-        torch.testing.assert_close(tensor, other, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(tensors, expected, rtol=1e-10, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Common rules of all collectives by hand: groups, two levels, and mistakes that are named."""
+"""Collectives by hand: groups, two levels, named mistakes, roots, rotations, all to all."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from course_lib import collectives
-from course_lib.collectives import place_in
-from course_lib.sharding import shard_bounds
-from tests.helpers.collective_cases import ALL_REDUCES, BROADCASTS, LENGTHS, total
+from course_lib.collectives import all_to_all, place_in, reduce_scatter, rotate
+from course_lib.sharding import shard, shard_bounds
+from tests.helpers.collective_cases import ALL_REDUCES, BROADCASTS, DTYPES, LENGTHS, WORLDS, total
 from tests.helpers.rank_values import values
 
 
@@ -139,3 +139,88 @@ def test_conjugates_are_summed_as_what_they_mean(ranks_of, on, k, name):
 def test_without_ranks_the_message_says_how_to_get_some():
     with pytest.raises(ValueError, match="no process group"):
         place_in(None)
+
+
+# --- one to all, and all to one, from every root --------------------------------------------------
+
+
+def every_root(*names: str) -> list[torch.Tensor]:
+    results = []
+    for name in names:
+        for length in LENGTHS:
+            for root in range(dist.get_world_size()):
+                tensor = values(dist.get_rank(), length)
+                getattr(collectives, name)(tensor, root)
+                results.append(tensor)
+    return results
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_broadcast_copies_the_root_s(ranks_of, on, k):
+    expected = [values(root, length) for length in LENGTHS for root in range(k)]
+    for replica in ranks_of(on, k).run(every_root, *BROADCASTS):
+        for result, right in zip(replica, expected * len(BROADCASTS), strict=True):
+            assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_reduce_leaves_the_sum_at_the_root(ranks_of, on, k):
+    replicas = ranks_of(on, k).run(every_root, "reduce")
+    cases = [(length, root) for length in LENGTHS for root in range(k)]
+    for case, (length, root) in enumerate(cases):
+        assert torch.equal(replicas[root][case], total(list(range(k)), length))
+
+
+# --- rotations ------------------------------------------------------------------------------------
+
+
+SHAPES = [(0,), (), (5,), (4, 3)]
+ROTATED = [(shape, dtype) for shape in SHAPES for dtype in DTYPES]
+
+
+def tensor_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return values(rank, torch.Size(shape).numel(), dtype).view(shape)
+
+
+def rotations() -> list[torch.Tensor]:
+    results = []
+    for shape, dtype in ROTATED:
+        tensor = tensor_of(dist.get_rank(), shape, dtype)
+        laid_out = tensor.T.contiguous().T if tensor.dim() == 2 else tensor
+        result = rotate(laid_out)
+        assert torch.equal(laid_out, tensor) and result.is_contiguous()
+        assert not tensor.numel() or result.data_ptr() != laid_out.data_ptr()
+        results.append(result)
+    return results
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_each_rank_gets_what_the_rank_before_it_had(ranks_of, on, k):
+    for rank, results in enumerate(ranks_of(on, k).run(rotations)):
+        for case, result in zip(ROTATED, results, strict=True):
+            assert torch.equal(result, tensor_of((rank - 1) % k, *case))
+            assert result.dtype == case[1] and result.shape == case[0]
+
+
+# --- all to all -----------------------------------------------------------------------------------
+
+
+TRANSPOSED = [(length, dtype) for dtype in DTYPES for length in LENGTHS]
+
+
+def transpositions() -> list[torch.Tensor]:
+    results = []
+    for length, dtype in TRANSPOSED:
+        tensor = values(dist.get_rank(), length, dtype)
+        results.append(all_to_all(tensor))
+        assert torch.equal(tensor, values(dist.get_rank(), length, dtype))  # left alone
+        assert torch.equal(results[-1].sum(0).to(dtype), reduce_scatter(tensor))
+    return results
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_row_s_is_what_rank_s_had_for_this_rank(ranks_of, on, k):
+    for rank, results in enumerate(ranks_of(on, k).run(transpositions)):
+        for (length, dtype), result in zip(TRANSPOSED, results, strict=True):
+            expected = [shard(values(r, length, dtype), k, rank) for r in range(k)]
+            assert torch.equal(result, torch.stack(expected))

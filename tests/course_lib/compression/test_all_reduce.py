@@ -11,14 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.collectives import ring_all_reduce
-from course_lib.compression import (
-    Compressor,
-    ErrorFeedback,
-    Uniform8Bit,
-    compressed_all_reduce,
-)
+from course_lib.compression import Compressor, ErrorFeedback, Uniform8Bit, compressed_all_reduce
+from course_lib.compression.all_reduce import sum_by_codec
+from course_lib.compression.uniform_8bit import dequantize
 from course_lib.sharding import shard, shard_bounds
-from tests.helpers.compressors import EVERY, PLAIN
+from tests.helpers.compressors import EVERY, PLAIN, halves
 
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4, 5)] + [("cpu", k) for k in (1, 2, 3, 4)]
 LENGTHS = (0, 1, 3, 8, 1001)
@@ -31,7 +28,7 @@ def gradient(rank: int, length: int, step: int) -> Tensor:
     return torch.randn(length, generator=generator)
 
 
-def steps(make: Callable[[], Compressor], dtype: torch.dtype = torch.float32) -> list[list[Tensor]]:
+def steps(make: Callable[[], Compressor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Return, by length and step, what this rank holds afterwards."""
     compressor = ErrorFeedback(make())
     results = []
@@ -40,7 +37,7 @@ def steps(make: Callable[[], Compressor], dtype: torch.dtype = torch.float32) ->
             tensor = gradient(dist.get_rank(), length, step).to(dtype)
             compressed_all_reduce(tensor, compressor, key=length, all_reduce=ring_all_reduce)
             results.append(tensor)
-    return [results]
+    return results
 
 
 def in_one_process(make: Callable[[], Compressor], k: int) -> list[Tensor]:
@@ -66,9 +63,8 @@ def in_one_process(make: Callable[[], Compressor], k: int) -> list[Tensor]:
 @pytest.mark.parametrize("name", sorted(set(PLAIN) - LINEAR))
 def test_the_bits_of_one_process(ranks_of, on: str, k: int, name: str) -> None:
     expected = in_one_process(PLAIN[name], k)
-    for (results,) in ranks_of(on, k).run(steps, PLAIN[name]):
-        for result, want in zip(results, expected, strict=True):
-            assert torch.equal(result, want)
+    for results in ranks_of(on, k).run(steps, PLAIN[name]):
+        torch.testing.assert_close(results, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("on", "k"), WORLDS)
@@ -81,11 +77,10 @@ def test_a_linear_compressor_compresses_the_sum(ranks_of, on: str, k: int, name:
         for step in range(STEPS):
             total = sum((gradient(rank, length, step) for rank in range(k)), torch.zeros(length))
             expected.append(compressor.decode(compressor.encode(total, length)))
-    results = [tensors for (tensors,) in ranks_of(on, k).run(steps, EVERY[name])]
-    for rank in range(k):
-        for result, want, same in zip(results[rank], expected, results[0], strict=True):
-            torch.testing.assert_close(result, want, rtol=1e-3, atol=1e-4)
-            assert torch.equal(result, same)
+    replicas = ranks_of(on, k).run(steps, EVERY[name])
+    for results in replicas:
+        torch.testing.assert_close(results, expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(results, replicas[0], rtol=0, atol=0)
 
 
 def one_step(name: str, length: int) -> Tensor:
@@ -112,9 +107,21 @@ def test_the_network_carries_what_the_formula_says(ranks_of, k: int, name: str) 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["top-k", "one bit", "uniform, nearest", "PowerSGD"])
 def test_other_dtypes(ranks_of, dtype: torch.dtype, name: str) -> None:
-    results = [replica for (replica,) in ranks_of("cpu", 3).run(steps, PLAIN[name], dtype)]
+    results = ranks_of("cpu", 3).run(steps, PLAIN[name], dtype)
     for tensors in zip(*results, strict=True):
         assert all(tensor.dtype == dtype and torch.equal(tensor, tensors[0]) for tensor in tensors)
+
+
+def sums_of_two_functions() -> bool:
+    x = gradient(dist.get_rank(), 1001, 0)
+    total = x.clone()
+    compressed_all_reduce(total, PLAIN["codec"]())
+    sum_by_codec(x, halves, dequantize)
+    return torch.equal(x, total)
+
+
+def test_sum_by_codec_takes_the_two_functions_of_a_codec(ranks_of) -> None:
+    assert all(ranks_of("simulated", 3).run(sums_of_two_functions))
 
 
 def in_groups() -> tuple[Tensor, Tensor]:

@@ -1,4 +1,6 @@
-"""A payload has as many bytes as the formula says, and keeps the tensor's shape and dtype."""
+"""Payloads: as many bytes as the formula says, the tensor's shape and dtype, the papers' errors."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -6,18 +8,25 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from course_lib.compression import (
     QSGD,
     Compressor,
     ErrorFeedback,
+    OneBit,
     PowerSGD,
     RandomK,
     TopK,
     Uniform8Bit,
 )
-from course_lib.compression.top_k import SAMPLE, largest
-from tests.helpers.compressors import EVERY
+from course_lib.compression.error_feedback import with_feedback
+from course_lib.compression.random_k import random_k_mean
+from course_lib.compression.top_k import SAMPLE, encode_top_k, largest
+from course_lib.compression.uniform_8bit import dequantize, quantize
+from course_lib.ranks import Ranks
+from tests.helpers.compressors import EVERY, PLAIN, UNBIASED
 
 SHAPES = [(0,), (1,), (7,), (64,), (65,), (1001,), (3, 5), (2, 3, 4), (0, 3), (), (70_001,)]
 
@@ -135,3 +144,181 @@ def test_random_places_are_all_equally_likely() -> None:
     deviation = (counts - p * times).abs().max() / (times * p * (1 - p)) ** 0.5
     assert deviation < 5  # of 257 runs, at 5 standard deviations: once in 7,000 seeds; this is one
     assert np.isclose(counts.mean() / times, p, atol=0.02)
+
+
+# --- bias, variance and contraction, as the papers state them -------------------------------------
+
+
+TIMES = 4000
+
+
+def samples(compressor: Compressor, x: torch.Tensor, times: int = TIMES) -> torch.Tensor:
+    return torch.stack([compressor.decode(compressor.encode(x)) for _ in range(times)]).double()
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+@pytest.mark.large
+def test_right_on_average(name: str) -> None:
+    """Every element's mean lies within five of its own standard errors."""
+    x = torch.randn(150, generator=torch.Generator().manual_seed(3))
+    drawn = samples(UNBIASED[name](), x)
+    error = (drawn.mean(0) - x.double()).abs()
+    standard_error = drawn.std(0) / TIMES**0.5
+    assert (error <= 5 * standard_error + 1e-6).all(), (error / standard_error).max()
+
+
+def test_the_variance_of_random_k() -> None:
+    n, k = 200, 50
+    x = torch.randn(n)
+    errors = (samples(RandomK(k / n, unbiased=True), x) - x.double()).square().sum(1)
+    expected = (n / k - 1) * x.double().square().sum()
+    assert abs(errors.mean() - expected) <= 5 * errors.std() / TIMES**0.5
+
+
+def test_the_contraction_of_top_k_and_of_one_bit() -> None:
+    x = torch.randn(500).double()
+    top, n = TopK(0.1), x.numel()
+    left_out = (top.decode(top.encode(x)) - x).square().sum()
+    assert left_out <= (1 - 0.1) * x.square().sum()
+    signs = OneBit()
+    left_out = (signs.decode(signs.encode(x)) - x).square().sum()
+    expected = x.square().sum() - x.abs().sum() ** 2 / n
+    torch.testing.assert_close(left_out, expected, rtol=1e-5, atol=0)
+
+
+def test_power_iteration_comes_near_the_best() -> None:
+    """Step by step, on the same matrix, to what the singular value decomposition leaves out."""
+    matrix = torch.randn(40, 30, generator=torch.Generator().manual_seed(2))
+    singular = torch.linalg.svdvals(matrix)
+    best = singular[2:].square().sum().sqrt()
+    compressor = PowerSGD(2)
+    left_out = [
+        float((compressor.decode(compressor.encode(matrix, "weight")) - matrix).norm())
+        for _ in range(60)
+    ]
+    assert left_out[0] > left_out[5] > best * 0.999
+    assert left_out[-1] <= best * 1.01
+
+
+def test_power_sgd_finds_its_way_from_a_zero_gradient() -> None:
+    compressor = PowerSGD(2)
+    compressor.encode(torch.zeros(20, 10), "weight")
+    product = torch.outer(torch.randn(20), torch.randn(10))
+    decoded = compressor.decode(compressor.encode(product, "weight"))
+    torch.testing.assert_close(decoded, product, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_with_feedback_the_sum_errs_by_one_step(name: str) -> None:
+    """Σ C(p_t) = Σ x_t - e: the residual is all that is missing, however many steps there were."""
+    compressor = ErrorFeedback(PLAIN[name]())
+    sent, exact = torch.zeros(300), torch.zeros(300)
+    for step in range(50):
+        x = torch.randn(300, generator=torch.Generator().manual_seed(step))
+        sent += compressor.decode(compressor.encode(x, "weights"))
+        exact += x
+    residual = compressor.residuals["weights"]
+    torch.testing.assert_close(sent + residual, exact, rtol=1e-4, atol=1e-4)
+    assert residual.norm() < 40 * 300**0.5
+
+
+# --- the formulas alone, without blocks, kernels and classes --------------------------------------
+
+
+STRIDED = [(3, 5), (4, 1), (), (0,), (2, 0), (2, 3, 4)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+def numbers(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a rank's numbers, transposed if they can be."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(100 + rank)).to(dtype)
+    return drawn.transpose(0, -1) if drawn.dim() else drawn
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", STRIDED)
+def test_quantize_and_back(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = numbers(1, shape, dtype)
+    u = torch.rand(x.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    wire = quantize(x, u)
+    exact = x.double().numpy()
+    scale = np.abs(exact).max(initial=0) / 127
+    codes = np.floor(exact / (scale or 1) + u.numpy()).ravel()
+    assert wire.dtype == torch.uint8 and wire.shape == (x.numel() + 4,)
+    assert wire[4:].view(torch.int8).tolist() == codes.tolist()
+    read = dequantize(torch.cat([torch.zeros(3, dtype=torch.uint8), wire])[3:], x.shape, dtype)
+    rounding = 1e-2 if dtype == torch.bfloat16 else 1e-6  # s is a float32
+    right = torch.tensor(codes * scale).view(x.shape).to(dtype)
+    torch.testing.assert_close(read, right, rtol=rounding, atol=0)
+
+
+def test_quantize_keeps_127_and_zeros_and_is_that_of_one_block() -> None:
+    almost = torch.tensor([1 - 2.0**-24, 0.0])
+    assert quantize(torch.tensor([127.0, 1.0]), almost)[4:].tolist() == [127, 1]
+    assert quantize(torch.zeros(2), almost).tolist() == [0] * 6
+    x = torch.randn(50, generator=torch.Generator().manual_seed(3))
+    halves = quantize(x, torch.full_like(x, 0.5))
+    assert torch.equal(halves[4:], Uniform8Bit().encode(x).wire[:50])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(4, 2), (64, 2), (61, 2), (65, 3), (9, 9), (6, 0), (0, 0)])
+def test_encode_top_k_is_read_back_from_its_bytes(n: int, k: int, dtype: torch.dtype) -> None:
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
+    wire = encode_top_k(x, k).numpy()
+    places = np.sort(np.argsort(-np.abs(x.float().numpy()), kind="stable")[:k])
+    assert wire[: 4 * k].view(np.float32).tolist() == x[torch.from_numpy(places)].tolist()
+    bits = np.zeros(n, np.uint8)
+    bits[places] = 1
+    bitmap = np.packbits(bits, bitorder="little")
+    shorter = bitmap if len(bitmap) < 4 * k else places.astype(np.int32).view(np.uint8)
+    assert wire[4 * k :].tolist() == shorter.tolist()
+
+
+def test_encode_top_k_takes_none_of_a_long_tensor() -> None:
+    assert encode_top_k(torch.randn(1 << 19), 0).numel() == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_feedback_is_error_feedback_in_every_step(dtype: torch.dtype) -> None:
+    def compress(p: Tensor) -> Tensor:
+        return TopK(0.3).decode(TopK(0.3).encode(p))
+
+    senders, ours = [with_feedback(compress) for _ in range(2)], ErrorFeedback(TopK(0.3))
+    for step in range(4):
+        for key in (1, "1", ("a", 1)):
+            x = torch.randn(2, 5, generator=torch.Generator().manual_seed(step)).to(dtype)
+            expected = ours.decode(ours.encode(x, key))
+            sent = senders[0](x, key)
+            assert torch.equal(sent, expected) and sent.dtype == dtype
+            again = senders[1](x, float(key) if key == 1 else key)
+            assert torch.equal(again, expected)
+            x.fill_(7), sent.fill_(9)
+
+
+def means_on_a_rank() -> list[list[Tensor]]:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    pairs = [dist.new_group([r for r in range(k) if r % 2 == half]) for half in range(min(k, 2))]
+    drawn = []
+    for group in (None, pairs[rank % 2]):
+        state = torch.get_rng_state()
+        x = numbers(rank, (3, 4), torch.float64)
+        drawn.append([random_k_mean(x, 5, seed, group) for seed in (*range(300), 0)])
+        assert torch.equal(state, torch.get_rng_state())
+    return drawn
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_random_k_mean_is_n_over_k_times_the_mean_in_equal_places(k: int) -> None:
+    with Ranks(k, on="simulated") as ranks:
+        results = ranks.run(means_on_a_rank)
+    for rank in range(k):
+        for everyone, drawn in zip((range(k), range(rank % 2, k, 2)), results[rank], strict=True):
+            mean = torch.stack([numbers(r, (3, 4), torch.float64) for r in everyone]).mean(0)
+            for got, first in zip(drawn, results[0][0], strict=True):
+                places = first != 0
+                assert int(places.sum()) == 5
+                torch.testing.assert_close(got, torch.where(places, mean * 12 / 5, 0))
+            assert torch.equal(drawn[0], drawn[-1])
+    often = torch.stack([result != 0 for result in results[0][0]]).double().mean(0)
+    assert (often - 5 / 12).abs().max() < 5 * math.sqrt(5 / 12 * 7 / 12 / 300)

@@ -12,7 +12,6 @@ import importlib
 import os
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -56,29 +55,15 @@ def kernels(device: str) -> ModuleType:
     return importlib.import_module("course_lib.compression.triton_kernels")
 
 
-class Fused:
-    """A context in which the kernels are used, whatever the device is; with None, plain PyTorch."""
-
-    def __init__(self, kernels: ModuleType | None) -> None:
-        self.calls = 0
-        self._kernels = kernels
-        self._patches = [
-            mock.patch.object(module, "kernels_for", self._which)
-            for module in (uniform_8bit_module, one_bit_module)
-        ]
-
-    def _which(self, x: Tensor) -> ModuleType | None:
-        self.calls += 1
-        return self._kernels
-
-    def __enter__(self) -> Fused:
-        for patch in self._patches:
-            patch.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for patch in self._patches:
-            patch.stop()
+@contextlib.contextmanager
+def fused(kernels: ModuleType | None) -> Iterator[mock.Mock]:
+    """Use the kernels inside, whatever the device is; with None, plain PyTorch."""
+    kernels_for = mock.Mock(return_value=kernels)
+    with (
+        mock.patch.object(uniform_8bit_module, "kernels_for", kernels_for),
+        mock.patch.object(one_bit_module, "kernels_for", kernels_for),
+    ):
+        yield kernels_for
 
 
 def drawn(length: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -99,13 +84,13 @@ def test_wire_and_result_are_those_of_plain_pytorch(
     kernels: ModuleType, codec: str, dtype: torch.dtype, length: int
 ) -> None:
     x = drawn(length, dtype)
-    with Fused(None):
+    with fused(None):
         plain = CODECS[codec]().encode(x)
         right = CODECS[codec]().decode(plain)
-    with Fused(kernels) as fused:
+    with fused(kernels) as kernels_for:
         payload = CODECS[codec]().encode(x)
         result = CODECS[codec]().decode(payload)
-    assert fused.calls or not length
+    assert kernels_for.called or not length
     assert same_bits(payload.wire, plain.wire)
     assert same_bits(result.view(-1), right.view(-1))
     assert result.dtype == dtype
@@ -117,7 +102,7 @@ def test_residuals_stay_the_same_over_steps(kernels: ModuleType, codec: str, len
     def three_steps(module: ModuleType | None) -> list[Tensor]:
         compressor = ErrorFeedback(CODECS[codec]())
         results = []
-        with Fused(module):
+        with fused(module):
             for step in range(3):
                 results.append(compressor.encode(drawn(length, torch.float32, step)).wire)
                 results.append(compressor.residuals[None].clone())
@@ -136,7 +121,7 @@ def test_sums_of_decoded_wires_are_the_same(kernels: ModuleType, codec: str, len
     def total(module: ModuleType | None) -> Tensor:
         compressor: Compressor = CODECS[codec]()
         out = torch.full((length,), 0.1)
-        with Fused(module):
+        with fused(module):
             for payload in payloads:
                 shifted = torch.cat([payload.wire.new_zeros(3), payload.wire])[3:]
                 moved = Payload(shifted, payload.shape, payload.dtype)
@@ -151,38 +136,19 @@ def test_sums_of_decoded_wires_are_the_same(kernels: ModuleType, codec: str, len
 def test_what_is_not_a_number_makes_its_block_that(kernels: ModuleType, bad: float) -> None:
     x = drawn(300, torch.float32)
     x[150] = bad
-    with Fused(kernels):
+    with fused(kernels):
         result = Uniform8Bit(block=100).decode(Uniform8Bit(block=100).encode(x))
     assert result[100:200].isnan().all()
     assert result[:100].isfinite().all() and result[200:].isfinite().all()
 
 
-def test_kernels_start_on_the_device_of_their_tensors(
-    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_start_on_the_device_of_their_tensors(kernels: ModuleType) -> None:
     """Which need not be the current one: Triton itself takes that."""
-    inside: list[Tensor] = []
-
-    @contextlib.contextmanager
-    def device_of(x: Tensor) -> Iterator[None]:
-        inside.append(x)
-        yield
-        inside.pop()
-
-    started = []
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int]) -> Any:
-            return lambda x, *_, **__: started.append(inside[-1:] == [x])
-
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    names = [name for name in vars(kernels) if name.startswith(("_encode", "_decode", "_find"))]
-    for name in names:
-        monkeypatch.setattr(kernels, name, Kernel())
-    x, scale = torch.ones(5000), torch.ones(1)
-    codes = torch.zeros(5000, dtype=torch.uint8)
-    kernels.encode_bytes(x, None, scale, codes, 5000, 0.0)
-    kernels.decode_bytes(scale, codes, x, 5000, False)
-    kernels.encode_bits(x, scale, codes, False)
-    kernels.decode_bits(scale, codes, x, False)
-    assert started == [True] * len(names) == [True] * 5
+    x, scale, codes = torch.ones(5000), torch.ones(1), torch.zeros(5000, dtype=torch.uint8)
+    with mock.patch.object(torch.cuda, "device_of", wraps=torch.cuda.device_of) as device_of:
+        kernels.encode_bytes(x, None, scale, codes, 5000, 0.0)  # two kernels
+        kernels.decode_bytes(scale, codes, x, 5000, False)
+        kernels.encode_bits(x, scale, codes, False)
+        kernels.decode_bits(scale, codes, x, False)
+    entered = [id(call.args[0]) for call in device_of.call_args_list]
+    assert entered == [id(tensor) for tensor in (x, x, scale, x, scale)]

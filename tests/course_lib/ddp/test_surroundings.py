@@ -1,11 +1,17 @@
-"""A wrapped model in real programs: checkpointing, and forwards in odd orders.
+"""A wrapped model in real programs: checkpointing, odd orders, copies, memory formats.
 
 As in `test_wrapper`, PyTorch's class is the oracle, on the same ranks with different data on each.
 """
 
+import copy
+import io
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from tests.helpers.ddp_scenarios import (
@@ -13,9 +19,12 @@ from tests.helpers.ddp_scenarios import (
     SMALL_CAP,
     compare,
     gradients,
+    mlp,
+    own_shards,
     random,
     sgd,
     state_of,
+    steps,
 )
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -88,3 +97,54 @@ def two_forwards(ddp: type, between: str) -> list[Tensor]:
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_a_forward_between_forward_and_backward(ranks_of, on, k, between):
     compare(ranks_of(on, k), two_forwards, between)
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+def train_a_copy(ddp: type, method: str) -> list[Tensor]:
+    original = ddp(mlp(seed=dist.get_rank()), bucket_cap_mb=SMALL_CAP)
+    shards = own_shards()
+    mse_loss(original(shards[0][0]), shards[0][1]).backward()
+    if method == "deepcopy":
+        copied = copy.deepcopy(original)
+    else:
+        file = io.BytesIO()
+        torch.save(original, file)
+        file.seek(0)
+        copied = torch.load(file, weights_only=False)
+    assert all(a is not b for a, b in zip(original.parameters(), copied.parameters(), strict=True))
+    state = steps(copied, copied.module)
+    original.zero_grad()
+    mse_loss(original(shards[1][0]), shards[1][1]).backward()  # and the original still works
+    return [*state, *gradients(original.module)]
+
+
+@ignore_torch_warnings
+@pytest.mark.parametrize("method", ["deepcopy", "pickle"])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_copy_is_synchronised_as_well(ranks_of, k, method):
+    compare(ranks_of("cpu", k), train_a_copy, method)
+
+
+# --- memory formats -------------------------------------------------------------------------------
+
+
+def train_channels_last(wrap: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
+    """With an optimizer in one kernel, which goes through gradients as they lie in memory."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 5)).double()
+    net = net.to(memory_format=torch.channels_last)
+    net[2].weight = nn.Parameter(torch.randn(288, 5, dtype=torch.float64).T)
+    wrapped = wrap(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
+    for step in range(4):
+        optimizer.zero_grad()
+        wrapped(random(2, 3, 8, 8, seed=step)).square().sum().backward()
+        optimizer.step()
+    return state_of(net)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_gradients_lie_as_their_parameters_do(ranks_of, k):
+    compare(ranks_of("cpu", k), train_channels_last)

@@ -24,6 +24,8 @@ from tests.helpers.ddp_scenarios import (
     WORLDS,
     batches,
     compare,
+    expect,
+    gradients,
     mlp,
     one_machine,
     own_shards,
@@ -39,40 +41,32 @@ from tests.helpers.ddp_scenarios import (
 @pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_five_steps_equal_pytorch_s_and_those_of_one_machine(ranks_of, on, k):
     for cap in (SMALL_CAP, 25) if on == "simulated" else (SMALL_CAP,):
-        state = compare(ranks_of(on, k), train, cap)
-        for tensor, expected in zip(state, one_machine(mlp(seed=0)), strict=True):
-            torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+        expect([compare(ranks_of(on, k), train, cap)], one_machine(mlp(seed=0)))
 
 
-def train_minimal(cap: float, accumulate: bool) -> list[Tensor]:
+def train_minimal(cap: float) -> list[Tensor]:
     net = mlp(seed=dist.get_rank())
     wrapped = MinimalDDP(net, cap, cap)
     optimizer = sgd(net)
     for x, y in own_shards():
         optimizer.zero_grad()
-        if accumulate:
-            with wrapped.no_sync():
-                (mse_loss(wrapped(x), y) / 2).backward()
-        (mse_loss(wrapped(x), y) / (1 + accumulate)).backward()
+        with wrapped.no_sync():
+            (mse_loss(wrapped(x), y) / 2).backward()
+        (mse_loss(wrapped(x), y) / 2).backward()
         wrapped.finish()
         optimizer.step()
     return state_of(net)
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("cap", [0, SMALL_CAP, 25])
 @pytest.mark.parametrize(("on", "k"), [*FEW, ("simulated", 1), ("simulated", 4)])
-def test_the_minimal_version_takes_the_same_steps(ranks_of, on, k, accumulate):
-    for cap in (0, SMALL_CAP, 25):
-        replicas = ranks_of(on, k).run(train_minimal, cap, accumulate)
-        for replica in replicas:
-            for tensor, expected in zip(replica, one_machine(mlp(seed=0)), strict=True):
-                torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+def test_the_minimal_version_takes_the_same_steps(ranks_of, on, k, cap):
+    expect(ranks_of(on, k).run(train_minimal, cap), one_machine(mlp(seed=0)))
 
 
-@pytest.mark.parametrize("cap", [0, 25])
-def test_the_minimal_version_refuses_a_second_gradient(ranks_of, cap):
+def test_the_minimal_version_refuses_a_second_gradient(ranks_of):
     def two_backwards() -> None:
-        wrapped = MinimalDDP(nn.Linear(2, 2), cap, cap)
+        wrapped = MinimalDDP(nn.Linear(2, 2))
         for _ in range(2):
             wrapped(torch.ones(1, 2)).sum().backward()
 
@@ -164,13 +158,7 @@ def in_a_group(members: list[int]) -> list[Tensor] | None:
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_a_group_of_some_ranks(ranks_of, on, members):
     replicas = ranks_of(on, 4).run(in_a_group, members)
-    expected = one_machine(mlp(seed=members[0]))
-    for rank in members:
-        for tensor, first, right in zip(
-            replicas[rank], replicas[members[0]], expected, strict=True
-        ):
-            assert torch.equal(tensor, first)
-            torch.testing.assert_close(tensor, right, rtol=1e-11, atol=1e-12)
+    expect([replicas[rank] for rank in members], one_machine(mlp(seed=members[0])))
 
 
 def gradients_are_in_the_buckets() -> bool:
@@ -185,3 +173,84 @@ def gradients_are_in_the_buckets() -> bool:
 
 def test_gradients_are_views_into_the_buckets(ranks_of):
     assert ranks_of("simulated", 2).run(gradients_are_in_the_buckets) == [True, True]
+
+
+# --- parameters that a rank does not use in a step ------------------------------------------------
+
+
+ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+class Branches(nn.Module):
+    """Runs one of three branches, and never the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(dist.get_rank())
+        self.branches = nn.ModuleList([nn.Linear(6, 3) for _ in range(4)]).double()
+        self.shared = nn.Linear(3, 3).double()
+
+    def forward(self, x: Tensor, branch: int) -> Tensor:
+        return self.shared(self.branches[branch](x))
+
+
+def train_branches(ddp: type, per_rank: bool, option: str) -> list[Tensor]:
+    net = Branches()
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP / 3, **{option: True})
+    optimizer = sgd(net)
+    never = net.branches[3].weight.detach().clone()
+    for step, (x, y) in enumerate(own_shards()):
+        optimizer.zero_grad()
+        branch = (step * (option != "static_graph") + per_rank * dist.get_rank()) % 3
+        mse_loss(wrapped(x, branch), y).backward()
+        optimizer.step()
+    # Neither weight decay nor momentum moves what nobody uses: its gradient stays None.
+    assert net.branches[3].weight.grad is None
+    assert torch.equal(net.branches[3].weight, never)
+    return state_of(net)
+
+
+@ignore_torch_warnings
+@pytest.mark.parametrize("per_rank", [False, True])
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
+@pytest.mark.parametrize(("on", "k"), [*FEW, ("cpu", 3)])
+def test_branches_that_some_or_no_ranks_use(ranks_of, on, k, per_rank, option):
+    """With a static graph a rank uses the same branch in every step."""
+    compare(ranks_of(on, k), train_branches, per_rank, option)
+
+
+def leave_one_out() -> None:
+    wrapped = DistributedDataParallel(Branches())
+    wrapped(torch.ones(2, 6).double(), 0).sum().backward()
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_an_unused_parameter_is_an_error(ranks_of, on, k):
+    message = r"rank \d: .* no gradient to 'branches\.1\.weight', 'branches\.1\.bias'"
+    with pytest.raises(RankError, match=message):
+        ranks_of(on, k).run(leave_one_out)
+
+
+def nothing_used_on_rank_0() -> tuple[list[Tensor], list[Tensor]]:
+    net = mlp(seed=0)
+    wrapped = DistributedDataParallel(net, find_unused_parameters=True)
+    x, y = own_shards()[0]
+    output = wrapped(x)
+    if dist.get_rank() > 0:
+        mse_loss(output, y).backward()
+        wrapped.finish_gradient_synchronization()
+    local = [p.grad for p in net.parameters()]
+    wrapped.finish_gradient_synchronization()
+    wrapped.finish_gradient_synchronization()
+    return local, [p.grad for p in net.parameters()]
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_a_rank_that_uses_no_parameter_says_so_with_finish(ranks_of, on, k):
+    results = ranks_of(on, k).run(nothing_used_on_rank_0)
+    assert results[0][0] == [None] * 6
+    x, y = batches()[0]
+    net = mlp(seed=0)
+    loss = sum(mse_loss(net(shard(x, k, r)), shard(y, k, r)) for r in range(1, k)) / k
+    loss.backward()
+    expect([after for _, after in results], gradients(net))

@@ -12,14 +12,7 @@ from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharded_optimizer import model_state_bytes
 from tests.helpers.ddp_scenarios import WORLDS
-from tests.helpers.zero_scenarios import (
-    OPTIMIZERS,
-    Awkward,
-    batches,
-    groups_of,
-    one_process,
-    own,
-)
+from tests.helpers.zero_scenarios import OPTIMIZERS, Awkward, batches, groups_of, one_process, own
 
 
 class Nested(nn.Module):
@@ -76,9 +69,7 @@ def test_weights_equal_those_of_one_process(ranks_of, on, k, model):
         expected = one_process(name, make=MODELS[model][0])[0]
         results = ranks_of(on, k).run(train, model, name)
         for state, _ in results:
-            assert state.keys() == expected.state_dict().keys()
-            for key, value in expected.state_dict().items():
-                torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(state, expected.state_dict(), rtol=1e-10, atol=1e-12)
         count = sum(p.numel() for p in expected.parameters())
         assert sum(held for _, held in results) == count
 
@@ -92,7 +83,7 @@ def in_bfloat16() -> Any:
     forwards = []
     net.body.register_forward_hook(lambda m, _, out: forwards.append((m.weight.dtype, out.dtype)))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
-    x, y = own(batches(torch.float32)[0])
+    x, y = own(batches(dtype=torch.float32)[0])
     mse_loss(wrapped(x.bfloat16()), y.bfloat16()).backward()
     dtypes = {p.grad.dtype for p in wrapped.parameters() if p.grad is not None}
     optimizer.step()
@@ -102,7 +93,7 @@ def in_bfloat16() -> Any:
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_computes_in_bfloat16_and_steps_in_float32(ranks_of, on):
     net = Awkward(dtype=torch.float32)
-    x, y = batches(torch.float32)[0]
+    x, y = batches(dtype=torch.float32)[0]
     mse_loss(net(x), y).backward()
     for forwards, dtypes, weight in ranks_of(on, 2).run(in_bfloat16):
         assert forwards == [(torch.bfloat16, torch.bfloat16)]
@@ -317,8 +308,7 @@ def test_an_optimizer_goes_on_with_another_number_of_ranks(ranks_of, name, befor
     for state, of_optimizer in ranks_of("simulated", after).run(
         some_steps, name, slice(3, 5), *saved
     ):
-        for key, value in net.state_dict().items():
-            torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(state, net.state_dict(), rtol=1e-10, atol=1e-12)
         expected = optimizer.state_dict()["state"]
         torch.testing.assert_close(of_optimizer["state"], expected, rtol=1e-10, atol=1e-12)
 

@@ -1,29 +1,39 @@
-"""A transformer on any mesh has the weights of one process, on every rank."""
+"""A transformer on any mesh has the gradients and losses of one process; bytes as in formulas."""
 
 import math
 
 import pytest
 import torch
 
-from course_lib.mesh import AXES, make_mesh
+from course_lib.mesh import (
+    AXES,
+    Shape,
+    average_gradients,
+    batch_of,
+    divide_experts,
+    divide_tensors,
+    make_mesh,
+    next_word_loss,
+    traffic,
+    transformer,
+    weights_held,
+)
+from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
 from course_lib.ranks import RankError
 from tests.helpers.meshes import Case, train_alone, train_on_mesh
 
 
 def check(results, case):
-    """Every piece on every rank is that of one process, and together they are all of it."""
-    model, losses = train_alone(case)
-    expected = [param.detach() for param in model.parameters()]
-    covered = [torch.zeros(param.numel(), dtype=torch.bool) for param in expected]
-    for pieces, _ in results:
-        for number, places, value in pieces:
-            right = expected[number].view(-1)[places]
-            torch.testing.assert_close(value, right, rtol=1e-9, atol=1e-11, msg=f"{number}")
-            covered[number][places.flatten()] = True
-    assert all(elements.all() for elements in covered)
-    losses_by_rank = [rank_losses for _, rank_losses in results if rank_losses]
+    """In each step all ranks know the norm of one process's gradient, and their losses its loss.
+
+    A wrong weight on any rank changes both, from the next step on.
+    """
+    expected_norms, expected_losses = train_alone(case)
+    for norms, _ in results:
+        assert norms == pytest.approx(expected_norms, rel=1e-9)
+    losses_by_rank = [losses for _, losses in results if losses]
     means = [sum(step) / len(step) for step in zip(*losses_by_rank, strict=True)]
-    assert means == pytest.approx(losses, rel=1e-4)
+    assert means == pytest.approx(expected_losses, rel=1e-9)
 
 
 def layouts(world_size):
@@ -59,11 +69,7 @@ def test_every_layout_of_up_to_four_ranks(ranks_of, sizes):
     check(ranks_of("simulated", k).run(train_on_mesh, sizes, case), case)
 
 
-KINDS = [
-    ("dense", "adam"),
-    ("frozen", "sgd"),
-    ("frozen", "adam"),
-]
+KINDS = [("dense", "adam"), ("frozen", "sgd"), ("frozen", "adam")]
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), KINDS)
@@ -121,3 +127,62 @@ def wrong(case):
 def test_errors_say_what_is_wrong(ranks_of, case, message):
     with pytest.raises(RankError, match=message):
         ranks_of("simulated", 2).run(wrong, case)
+
+
+# --- the bytes of each axis, counted by the trace, are those of the formulas ----------------------
+
+
+LAYERS = 2
+EVEN = Shape(words=8, length=4, width=8, heads=4, hidden=12, layers=LAYERS)
+BATCH, M = 16, 2
+
+
+def weights_then_two_steps(shape, sizes):
+    """Return how many weights this rank holds, of the experts and others."""
+    mesh = make_mesh(**sizes)
+    torch.manual_seed(0)
+    model = transformer(shape)
+    divide_tensors(model, mesh["tensor"])
+    divide_experts(model, mesh["expert"])
+    stages = split_layers(model, mesh.sizes["pipeline"])
+    plan = one_forward_one_backward(len(stages), M)
+    pipeline = Pipeline(stages, next_word_loss, plan, group=mesh["pipeline"])
+    rows = batch_of(torch.arange(BATCH * 5).view(BATCH, 5) % shape.words, mesh)
+    for _ in range(2):
+        pipeline.step(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+        average_gradients(pipeline, mesh)
+    held = {name: param.numel() for name, param in pipeline.named_parameters()}
+    experts = sum(number for name, number in held.items() if ".experts." in name)
+    return sum(held.values()) - experts, experts
+
+
+def mean_bytes(trace, k, axis):
+    """Per rank and step, without the headers of the first, in which shapes are learned."""
+    sent = sum(trace.bytes_sent(rank, group=axis) for rank in range(k))
+    if axis == "pipeline":
+        sent -= sum(e.bytes for e in trace.operations if e.kind == "send" and e.bytes == 80)
+    return sent / k / 2
+
+
+WITH_FORMULAS = [
+    {"data": 2},
+    {"tensor": 2},
+    {"pipeline": 2},
+    {"data": 2, "pipeline": 2},
+    {"pipeline": 2, "tensor": 2},
+    {"pipeline": 4},
+    {"tensor": 4},
+]
+
+
+@pytest.mark.parametrize("sizes", WITH_FORMULAS)
+def test_bytes_and_weights_are_those_of_the_formulas(ranks_of, sizes):
+    k, shape = math.prod(sizes.values()), EVEN
+    ranks = ranks_of("simulated", k)
+    held = ranks.run(weights_then_two_steps, shape, sizes)
+    assert sum(dense for dense, _ in held) / k == pytest.approx(weights_held(shape, **sizes)[0])
+    expected = traffic(shape, BATCH, M, **sizes)
+    measured = {axis: mean_bytes(ranks.trace, k, axis) for axis in ("tensor", "pipeline")}
+    measured["data"] = sum(mean_bytes(ranks.trace, k, axis) for axis in ("data", "data×expert"))
+    for axis, sent in measured.items():
+        assert sent == pytest.approx(expected[axis], rel=1e-12), axis

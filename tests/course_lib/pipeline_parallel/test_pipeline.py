@@ -4,15 +4,20 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from course_lib.pipeline_parallel import (
     Pipeline,
+    bubble_fraction,
     gpipe,
     one_forward_one_backward,
     peak_activations,
+    simulate,
     split_layers,
+    zero_bubble_fraction,
 )
-from course_lib.ranks import RankError
+from course_lib.pipeline_parallel.weight_gradients import LaterWeightGradients
+from course_lib.ranks import Device, Network, RankError, Ranks, clock
 from tests.helpers.pipelines import (
     MODELS,
     SCHEDULES,
@@ -163,3 +168,93 @@ def wrong(case):
 def test_what_cannot_work_is_refused(ranks_of, case, message):
     with pytest.raises(RankError, match=message):
         ranks_of("simulated", 2).run(wrong, case)
+
+
+# --- its time -------------------------------------------------------------------------------------
+
+
+D = 16
+M = 6
+FLOPS = 1e6
+FORWARD = 2 * D**3 * 2 / FLOPS  # seconds: two square products of a micro-batch with D rows
+
+
+def step_of(name, k):
+    """Return when this rank began and was done: a step after the one in which shapes are learned.
+
+    Stages are products of square matrices, so that F, I and W take equally long. The inputs require
+    gradients, or the first stage would have less to do.
+    """
+    plan = schedule(name, k, M)
+    layers = [nn.Linear(D, D, bias=False) for _ in range(2 * k)]
+    stages = split_layers(nn.Sequential(*layers), plan.stages)
+    pipeline = Pipeline(stages, lambda y, _: y.sum(), plan)
+    x = torch.ones(M * D, D, requires_grad=True)
+    pipeline.step(x, x.detach())
+    torch.distributed.barrier()
+    begin = clock()
+    pipeline.step(x, x.detach())
+    return begin, clock()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_measured_bubble_is_that_of_the_formula(k, name):
+    """On simulated ranks whose operators take what their arithmetic takes, and messages nothing."""
+    network = Network(latency=0.0, bandwidth=float("inf"))
+    with Ranks(k, on="simulated", network=network, device=Device(flops=FLOPS)) as ranks:
+        times = ranks.run(step_of, name, k)
+    took = max(end for _, end in times) - min(begin for begin, _ in times)
+    backward = 2 * FORWARD
+    work = M * (FORWARD + backward)
+    plan = schedule(name, k, M)
+    run = simulate(plan, FORWARD, backward)
+    assert took == pytest.approx(run.makespan, rel=1e-9)
+    if name in ("gpipe", "1f1b", "interleaved"):
+        assert 1 - work / took == pytest.approx(bubble_fraction(k, M, plan.chunks), abs=1e-9)
+    if name == "zero_bubble":
+        fraction = zero_bubble_fraction(k, M, FORWARD, backward, FORWARD)
+        assert 1 - work / took == pytest.approx(fraction, abs=1e-9)
+
+
+# --- backward in two halves gives the gradients of backward in one --------------------------------
+
+
+def in_halves(net: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    """Return what the first half gave; raise AssertionError if both together are not right."""
+    x.requires_grad_()
+    net(x).square().sum().backward()
+    expected = [x.grad, *(param.grad for param in net.parameters())]
+    x.grad = None
+    net.zero_grad()
+    later = LaterWeightGradients()
+    with later:
+        y = net(x)
+    y.square().sum().backward()
+    torch.testing.assert_close(x.grad, expected[0])
+    first = {name: None if p.grad is None else p.grad.clone() for name, p in net.named_parameters()}
+    later.compute()
+    for param, gradient in zip(net.parameters(), expected[1:], strict=True):
+        assert (param.grad is None) == (gradient is None)
+        if gradient is not None:
+            torch.testing.assert_close(param.grad, gradient)
+    return first
+
+
+def test_tied_frozen_and_computed_weights():
+    torch.manual_seed(0)
+    a, b, c, d = (nn.Linear(5, 5) for _ in range(4))
+    b.weight = a.weight
+    c.weight.requires_grad_(False)
+    d.bias.requires_grad_(False)
+    normed = parametrizations.weight_norm(nn.Linear(5, 5))
+    first = in_halves(nn.Sequential(a, b, nn.Tanh(), c, d, normed), torch.randn(4, 5))
+    assert first["0.weight"] is None
+    assert first["5.parametrizations.weight.original0"] is not None  # behind it is more to do
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 0), (0, 5)])
+def test_a_share_without_columns(inputs, outputs):
+    """With more ranks than columns or rows of a weight, some rank has none."""
+    in_halves(nn.Linear(inputs, outputs, bias=outputs > 0), torch.randn(2, 3, inputs))

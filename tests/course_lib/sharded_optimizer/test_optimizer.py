@@ -8,9 +8,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.collectives import ring_all_reduce
+from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_flat
 from course_lib.ranks import RankError
-from course_lib.sharded_optimizer import ShardedOptimizer
+from course_lib.sharded_optimizer import ShardedOptimizer, sharded_optimizer
 from tests.helpers.ddp_scenarios import WORLDS
 from tests.helpers.zero_scenarios import (
     OPTIMIZERS,
@@ -135,3 +136,121 @@ def wrong(case: str) -> None:
 def test_errors_say_what_to_do(ranks_of, case, message):
     with pytest.raises(RankError, match=message):
         ranks_of("simulated", 2).run(wrong, case)
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def save_halfway(name: str, mode: Any) -> Any:
+    net = Awkward()
+    cls, options = OPTIMIZERS[name]
+    optimizer = ShardedOptimizer(groups_of(net, True), cls, gradients=mode, **options)
+    run_steps(net, optimizer, batches()[:3], mode == "averaged")
+    return {k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()
+
+
+def resume(name: str, mode: Any, net_state: Any, state: Any) -> list[Tensor]:
+    net = Awkward(seed=5)
+    net.load_state_dict(net_state)
+    cls, options = OPTIMIZERS[name]
+    optimizer = ShardedOptimizer(groups_of(net, True), cls, gradients=mode, **options)
+    optimizer.load_state_dict(state)
+    run_steps(net, optimizer, batches()[3:], mode == "averaged")
+    return weights(net)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (1, 4)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_run_goes_on_with_another_number_of_ranks(ranks_of, name, before, after):
+    saved = ranks_of("simulated", before).run(save_halfway, name, "averaged")[0]
+    for replica in ranks_of("simulated", after).run(resume, name, "sharded", *saved):
+        assert_equal(replica, weights(one_process(name, groups=True)[0]))
+
+
+# --- complex parameters ---------------------------------------------------------------------------
+
+
+def complex_layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 5, dtype=torch.complex128)
+
+
+def complex_loss(net: nn.Module, rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(4, 3, generator=generator, dtype=torch.complex128)
+    return net(x).abs().square().mean()
+
+
+def clipped(gradients: str) -> tuple[Tensor, Tensor]:
+    net = complex_layer()
+    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients=gradients, lr=0.1)
+    wrapped = DistributedDataParallel(net) if gradients == "averaged" else net
+    complex_loss(wrapped, dist.get_rank()).backward()
+    norm = optimizer.clip_grad_norm_(0.1)
+    optimizer.step()
+    return norm, net.weight.detach()
+
+
+@pytest.mark.parametrize("gradients", ["averaged", "local", "sharded"])
+def test_complex_gradients_are_clipped_as_in_one_process(ranks_of, gradients):
+    net = complex_layer()
+    (sum(complex_loss(net, rank) for rank in range(3)) / 3).backward()
+    norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    for replica in ranks_of("simulated", 3).run(clipped, gradients):
+        torch.testing.assert_close(replica, (norm, net.weight.detach()))
+
+
+# --- ZeRO-1 in one page ---------------------------------------------------------------------------
+
+
+STEPS, FROZEN, UNUSED = 3, 1, 4
+SHAPES = ((3, 2), (4,), (), (0,), (2, 2))
+
+
+def draw(seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(w, i != FROZEN) for i, w in enumerate(draw(0))]
+
+
+def train_minimal(name: str) -> list[Tensor]:
+    """Train in a group of all ranks but the last one, which is alone in another."""
+    k, rank, params = dist.get_world_size(), dist.get_rank(), parameters()
+    groups = [dist.new_group(members) for members in ([*range(k - 1)] or [0], [k - 1])]
+    cls, options = OPTIMIZERS[name]
+    tied = (param for param in [*params, params[2], params[0]])
+    memory = [param.data_ptr() for param in params]
+    step = sharded_optimizer(tied, lambda chunk: cls(chunk, **options), groups[rank == k - 1 > 0])
+    for number in range(STEPS):
+        for i, gradient in enumerate(draw(1 + STEPS * rank + number)):
+            unused = i == UNUSED and rank == number  # on one rank at a time
+            params[i].grad = None if i == FROZEN or unused else gradient
+        step()
+    assert [param.data_ptr() for param in params] == memory
+    return [param.detach() for param in params]
+
+
+def mean_in_one_process(name: str, ranks: list[int]) -> list[Tensor]:
+    cls, options = OPTIMIZERS[name]
+    params = parameters()
+    optimizer = cls([p for i, p in enumerate(params) if i != FROZEN], **options)
+    for number in range(STEPS):
+        by_rank = [draw(1 + STEPS * rank + number) for rank in ranks]
+        for rank, gradients in zip(ranks, by_rank, strict=True):
+            gradients[UNUSED] *= rank != number
+        for param, gradients in zip(params, zip(*by_rank, strict=True), strict=True):
+            param.grad = torch.stack(gradients).mean(0)
+        optimizer.step()
+    return [param.detach() for param in params]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_the_minimal_version_takes_the_steps_of_one_process(ranks_of, on, k, name):
+    for rank, replica in enumerate(ranks_of(on, k).run(train_minimal, name)):
+        members = [rank] if rank == k - 1 else [*range(k - 1)]
+        assert_equal(replica, mean_in_one_process(name, members))

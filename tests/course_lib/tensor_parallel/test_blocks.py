@@ -6,15 +6,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import gelu, mse_loss, scaled_dot_product_attention
+from torch.nn.functional import mse_loss, scaled_dot_product_attention
 
 from course_lib.collectives import place_in
+from course_lib.mesh.transformer import MLP
 from course_lib.ranks import RankError
 from course_lib.sharding import shard
 from course_lib.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
     ParallelMLP,
+    column_parallel,
+    row_parallel,
     sum_partial_gradients,
 )
 from tests.helpers.ddp_scenarios import WORLDS
@@ -25,48 +28,34 @@ WIDTH, HIDDEN, HEADS, TOKENS, BATCH, STEPS = 15, 22, 5, 7, 2, 5
 class Attention(nn.Module):
     """The same in one process, written apart."""
 
-    def __init__(self, causal: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.out, self.causal = (
-            nn.Linear(WIDTH, 3 * WIDTH),
-            nn.Linear(WIDTH, WIDTH),
-            causal,
-        )
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         heads = [t.unflatten(-1, (HEADS, -1)).permute(1, 2, 0, 3) for t in self.qkv(x).chunk(3, -1)]
-        attended = scaled_dot_product_attention(*heads, is_causal=self.causal)
+        attended = scaled_dot_product_attention(*heads)
         out: Tensor = self.out(attended.permute(2, 0, 1, 3).flatten(2))
-        return out
-
-
-class MLP(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.leave(gelu(self.enter(x)))
         return out
 
 
 class Layer(nn.Module):
     """A transformer layer: of one process, or of K ranks."""
 
-    def __init__(self, parallel: bool, along_sequence: bool = False, causal: bool = True) -> None:
+    def __init__(self, parallel: bool, along_sequence: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.along_sequence = along_sequence
         self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
         options = {"sequence_parallel": along_sequence}
-        self.blocks = nn.ModuleList(
-            [
-                ParallelAttention(WIDTH, HEADS, causal=causal, **options),
+        if parallel:
+            blocks = [
+                ParallelAttention(WIDTH, HEADS, **options),
                 ParallelMLP(WIDTH, HIDDEN, **options),
             ]
-            if parallel
-            else [Attention(causal), MLP()]
-        )
+        else:
+            blocks = [Attention(), MLP(WIDTH, HIDDEN)]
+        self.blocks = nn.ModuleList(blocks)
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,15 +97,14 @@ def train(layer: Layer) -> tuple[Tensor, Tensor]:
     return layer(x_part).detach(), gradient
 
 
-def on_ranks(along_sequence: bool, causal: bool) -> Any:
-    return train(Layer(True, along_sequence, causal))
+def on_ranks(along_sequence: bool) -> Any:
+    return train(Layer(True, along_sequence))
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("on", "k"), WORLDS)
-def test_a_layer_trains_as_in_one_process(ranks_of, on, k, causal):
-    expected, gradient = train(Layer(False, causal=causal))
-    for out, grad in ranks_of(on, k).run(on_ranks, False, causal):
+def test_a_layer_trains_as_in_one_process(ranks_of, on, k):
+    expected, gradient = train(Layer(False))
+    for out, grad in ranks_of(on, k).run(on_ranks, False):
         torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(grad, gradient, rtol=1e-9, atol=1e-11)
 
@@ -124,7 +112,7 @@ def test_a_layer_trains_as_in_one_process(ranks_of, on, k, causal):
 @pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_along_the_sequence_each_rank_has_its_tokens(ranks_of, on, k):
     expected, gradient = train(Layer(False))
-    results = ranks_of(on, k).run(on_ranks, True, True)
+    results = ranks_of(on, k).run(on_ranks, True)
     outs, grads = (torch.cat(parts) for parts in zip(*results, strict=True))
     torch.testing.assert_close(outs, expected, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(grads, gradient, rtol=1e-9, atol=1e-11)
@@ -142,3 +130,63 @@ def wrong(case: str) -> None:
 def test_errors_say_what_is_missing(ranks_of, case, message):
     with pytest.raises(RankError, match=f"ValueError: .*{message}"):
         ranks_of("simulated", 2).run(wrong, case)
+
+
+# --- a linear layer that is cut between ranks -----------------------------------------------------
+
+
+IN, OUT = 5, 3  # fewer outputs than ranks, where there are four
+MAKE = {0: column_parallel, 1: row_parallel}
+
+
+def layer(bias: bool) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(IN, OUT, bias, dtype=torch.float64)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def gradients(linear: nn.Module, x: Tensor, y: Tensor, dy: Tensor) -> list[Tensor]:
+    """Return the gradients of a model in which x is also used beside the layer."""
+    bias = [] if linear.bias is None else [linear.bias]
+    loss = (y * dy).sum() + x.square().sum()
+    return list(torch.autograd.grad(loss, [x, linear.weight, *bias]))
+
+
+def one_process(bias: bool) -> tuple[Tensor, list[Tensor]]:
+    linear, x = layer(bias), numbers(2, 4, IN).requires_grad_()
+    y = linear(x)
+    return y, gradients(linear, x, y, numbers(2, 4, OUT))
+
+
+def linear_on_ranks(dim: int, bias: bool) -> tuple[Tensor, list[Tensor]]:
+    rank, k, linear = dist.get_rank(), dist.get_world_size(), layer(bias)
+    part = MAKE[dim](linear)
+    assert part.weight.untyped_storage().data_ptr() != linear.weight.untyped_storage().data_ptr()
+    x, dy = numbers(2, 4, IN), numbers(2, 4, OUT)
+    if dim == 0:
+        dy = dy.tensor_split(k, -1)[rank]
+    else:
+        x = x.tensor_split(k, -1)[rank]
+    x = x.clone().requires_grad_()
+    y = part(x)
+    return y.detach(), gradients(part, x, y, dy)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dim", MAKE)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_its_parts_are_those_of_one_process(ranks_of, on, k, dim, bias):
+    output, (dx, dw, *db) = one_process(bias)
+    for rank, results in enumerate(ranks_of(on, k).run(linear_on_ranks, dim, bias)):
+
+        def own(tensor: Tensor, along: int, rank: int = rank) -> Tensor:
+            return tensor.tensor_split(k, along)[rank]
+
+        if dim == 0:
+            right = own(output, -1), [dx, own(dw, 0), *(own(gradient, 0) for gradient in db)]
+        else:
+            right = output, [own(dx, -1), own(dw, 1), *db]
+        torch.testing.assert_close(results, right)
