@@ -52,10 +52,7 @@ from course_lib.ranks.explain.words import spans
 from course_lib.ranks.processes import gloo
 from course_lib.ranks.processes.board_views import NEW_GROUPS, Wait
 from course_lib.ranks.processes.gpu_group import connect
-from course_lib.ranks.processes.metered_group import (
-    NAMES_PER_CALL,
-    MeteredProcessGroup,
-)
+from course_lib.ranks.processes.metered_group import NAMES_PER_CALL, MeteredProcessGroup
 from course_lib.ranks.processes.rank_recorder import RankRecorder
 
 _FEW_GROUPS = 8
@@ -164,11 +161,7 @@ class World:
     """
 
     def __init__(
-        self,
-        recorder: RankRecorder,
-        path: str,
-        timeout: timedelta,
-        backend: str = "gloo",
+        self, recorder: RankRecorder, path: str, timeout: timedelta, backend: str = "gloo"
     ) -> None:
         global _world
         _world = self

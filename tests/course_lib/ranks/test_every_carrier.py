@@ -261,10 +261,7 @@ PROGRAMS = [
     ),
     Program(reduce_scatter_in_every_way, lambda rank, k: [sum_of_chunks(rank, k)] * 5),
     Program(objects, lambda rank, k: ([{"rank": r} for r in range(k)], [("from", k - 1)])),
-    Program(
-        group_of_the_ends,
-        lambda rank, k: [k + 1.0 if rank in (0, k - 1) else rank + 1.0],
-    ),
+    Program(group_of_the_ends, lambda rank, k: [k + 1.0 if rank in (0, k - 1) else rank + 1.0]),
     Program(
         monitored_barrier,
         lambda rank, k: None,

@@ -19,15 +19,7 @@ from hypothesis import strategies as st
 
 from course_lib.checking.on_ranks.leaves import leaves, without_numbers
 from course_lib.ranks import wire
-from course_lib.ranks.wire import (
-    NotPlainError,
-    Reader,
-    WireError,
-    decode,
-    encode,
-    receive,
-    send,
-)
+from course_lib.ranks.wire import NotPlainError, Reader, WireError, decode, encode, receive, send
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

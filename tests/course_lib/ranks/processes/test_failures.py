@@ -13,12 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks import (
-    RankError,
-    Ranks,
-    RanksError,
-    RankTimeout,
-)
+from course_lib.ranks import RankError, Ranks, RanksError, RankTimeout
 from course_lib.ranks.processes.fork_client import shared_server
 
 # Fresh ranks would otherwise import this file, and pytest with it, after every failure.
