@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from course_lib.ranks._torch import thread_worlds
@@ -48,13 +46,3 @@ def test_our_world_has_every_attribute_of_pytorchs() -> None:
         thread.join()
     lacking = properties - attributes
     assert not lacking, f"PyTorch {torch.__version__} keeps more in its world: {lacking}"
-
-
-def test_the_backend_is_for_simulated_ranks_only() -> None:
-    thread = threading.Thread(target=lambda: thread_worlds.join_world(simulated_rank(0, 1)))
-    with thread_worlds.thread_worlds():
-        thread.start()  # registers the backend
-        thread.join()
-        with pytest.raises(RuntimeError, match='on="simulated"'):
-            dist.init_process_group("simulated", store=dist.HashStore(), rank=0, world_size=1)
-    assert not dist.is_initialized()

@@ -83,25 +83,6 @@ def test_what_an_all_to_all_sends(ranks_of, on: str, k: int) -> None:
         assert ranks.trace.bytes_sent(rank) == 2 * 4 * to_others
 
 
-def test_collectives_are_counted_with_group_and_root(ranks: Ranks) -> None:
-    def program() -> None:
-        pair = dist.new_group([1, 2])
-        dist.broadcast(torch.ones(4, dtype=torch.float64), src=2)
-        if dist.get_rank():
-            dist.all_reduce(torch.ones(8), group=pair)
-
-    ranks.run(program)
-    trace = ranks.trace
-    assert trace.calls(0) == {"broadcast": 1}
-    assert trace.calls(1) == {"broadcast": 1, "all_reduce": 1}
-    broadcast = next(event for event in trace.operations if event.kind == "broadcast")
-    assert (broadcast.peer, broadcast.bytes, broadcast.dtype) == (2, 32, "float64")
-    reduce = next(event for event in trace.operations if event.kind == "all_reduce")
-    assert reduce.group == (1, 2)
-    assert "all_reduce" in trace.table()
-    assert "compute" not in trace.table()
-
-
 def test_computation_is_what_lies_between_the_waits(ranks: Ranks, tmp_path: Path) -> None:
     def program() -> None:
         time.sleep(0.1)
