@@ -121,11 +121,10 @@ class Board:
         return cls(anonymous_file("board"), world_size)
 
     def close(self) -> None:
-        """Unmap the board and close its file descriptor; closing again does nothing."""
-        if self._parts:  # else the descriptor's number may belong to another file by now
-            self._parts = []
-            self._channels.clear()
-            os.close(self.fd)
+        """Unmap the board and close its file descriptor."""
+        self._parts = []
+        self._channels.clear()
+        os.close(self.fd)
 
     # Places ----------------------------------------------------------------------------------
 

@@ -200,25 +200,6 @@ def test_a_rank_that_waits_outside_of_communication_is_named(tmp_path: Path) -> 
     assert report.count("waits in barrier #2") == 2, report
 
 
-LATE = f"""{JOIN}
-import os, time
-while os.environ["RANK"] == "1":
-    time.sleep(1)  # for example, for a file that never comes
-dist.init_process_group("gloo")
-"""
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_rank_that_never_joins_is_named(late: int, tmp_path: Path) -> None:
-    script = LATE.replace('"1"', f'"{late}"')
-    (tmp_path / "train.py").write_text(script)
-    job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
-    report = told_by(output_of(job, seconds=75))
-    assert f"Rank {late} has not called dist.init_process_group" in report, report
-    assert f"Rank {late} runs {line_of(script, 'time.sleep')}" in report, report
-
-
 WORKS = f"""{JOIN}
 import time
 dist.init_process_group("gloo")
