@@ -137,6 +137,7 @@ def test_the_figure_tells_without_colour(k: int) -> None:
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 def test_groups_are_told_apart(on: str, tmp_path: Path) -> None:
     def program() -> None:
+        dist.broadcast(torch.ones(4, dtype=torch.float64), src=2)
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         dist.all_reduce(torch.ones(5), group=mesh.get_group("tp"))
         dist.all_reduce(torch.ones(5), group=mesh.get_group("dp"))
@@ -148,6 +149,8 @@ def test_groups_are_told_apart(on: str, tmp_path: Path) -> None:
     with Ranks(4, on=on, timeout=60) as ranks:  # type: ignore[arg-type]
         ranks.run(program)
         trace = ranks.trace
+    first = trace.operations[0]
+    assert (first.kind, first.peer, first.bytes, first.dtype) == ("broadcast", 2, 32, "float64")
     groups = [(e.group_name, e.group) for e in trace.operations if e.rank == 3][-4:]
     assert groups[:2] == [("mesh_tp", (2, 3)), ("mesh_dp", (1, 3))]
     assert groups[2][0].startswith("group ") and groups[2][1] == (1, 3)
