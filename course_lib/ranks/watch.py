@@ -312,7 +312,11 @@ class Watch:
         report = "\n\n".join(
             filter(None, [error.summary, RanksError("", states).args[0], error.detail])
         )
-        _tell("Note" if type(error) is RanksError else type(error).__name__, report)
+        kind = "Note" if type(error) is RanksError else type(error).__name__
+        stream = sys.__stderr__ or sys.stderr
+        # In one piece, because all ranks write to one terminal.
+        stream.write(f"\n{kind}, reported by course_lib.ranks.watch: {report}\n\n")
+        stream.flush()
 
     # Ends -------------------------------------------------------------------------------------
 
@@ -397,13 +401,6 @@ class Watch:
             ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(0))
             with self._reporting:
                 os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _tell(kind: str, report: str) -> None:
-    stream = sys.__stderr__ or sys.stderr
-    # In one piece, because all ranks write to one terminal.
-    stream.write(f"\n{kind}, reported by course_lib.ranks.watch: {report}\n\n")
-    stream.flush()
 
 
 def _can_watch(world_size: int) -> bool:
