@@ -50,7 +50,7 @@ from course_lib.ranks._torch.versions import warn_if_untried
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.explain.lines import line_of_thread, locator
-from course_lib.ranks.explain.words import names, names_inside, one_or_many, spans
+from course_lib.ranks.explain.words import names, names_inside, one_or_many
 from course_lib.ranks.processes.board import MAX_BOARD_RANKS, Board
 from course_lib.ranks.processes.board_diagnosis import (
     DeadlockWatch,
@@ -60,7 +60,7 @@ from course_lib.ranks.processes.board_diagnosis import (
     process_ended,
     some_raised,
 )
-from course_lib.ranks.processes.board_views import NEW_GROUPS, RankPhase, RankView, Wait
+from course_lib.ranks.processes.board_views import RankPhase, RankView
 from course_lib.ranks.processes.member import cpu_state
 from course_lib.ranks.processes.rank_recorder import RankRecorder
 from course_lib.ranks.processes.world import install
@@ -81,8 +81,6 @@ _NCCL_LIMIT = timedelta(minutes=10)
 """PyTorch's own default for NCCL; for gloo it is half an hour."""
 _LEAVE = b"\0"
 """The byte that ends the watch's thread. The other bytes are numbers of signals, from 1."""
-_WAITS = "course_lib.ranks.watch waits"
-"""The key that a rank sets in the job's store when it calls ``init_process_group``."""
 _ENDED = (RankPhase.FINISHED, RankPhase.RAISED)
 
 
@@ -173,7 +171,6 @@ class Watch:
     def counting(self, new_group: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``new_group`` that counts its calls on the board and makes only metered groups."""
         signature = inspect.signature(new_group)
-        board, rank = self._board, self._rank
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
@@ -182,23 +179,8 @@ class Watch:
                 bound.arguments["backend"] = None
             if bound.arguments.get("use_local_synchronization"):
                 return new_group(*bound.args, **bound.kwargs)
-            everyone = tuple(range(board.world_size))
-            members = f"ranks {spans(sorted(bound.arguments.get('ranks') or everyone))}"
-            line = self.recorder.locate()
-            seq = self.recorder.enter(NEW_GROUPS, everyone, f"new_group of {members}", line)
-            # The members connect here, and wait for a member that skips the call.
-            board.block(
-                rank,
-                Wait.COLLECTIVE,
-                group=NEW_GROUPS,
-                seq=seq,
-                text=f"waits in new_group #{seq} of {members}",
-                where=line,
-            )
-            try:
+            with self.recorder.new_group(bound.arguments.get("ranks"), connects=True):
                 return new_group(*bound.args, **bound.kwargs)
-            finally:
-                board.unblock(rank)
 
         return counted
 
@@ -330,7 +312,11 @@ class Watch:
         report = "\n\n".join(
             filter(None, [error.summary, RanksError("", states).args[0], error.detail])
         )
-        _tell("Note" if type(error) is RanksError else type(error).__name__, report)
+        kind = "Note" if type(error) is RanksError else type(error).__name__
+        stream = sys.__stderr__ or sys.stderr
+        # In one piece, because all ranks write to one terminal.
+        stream.write(f"\n{kind}, reported by course_lib.ranks.watch: {report}\n\n")
+        stream.flush()
 
     # Ends -------------------------------------------------------------------------------------
 
@@ -417,37 +403,6 @@ class Watch:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _tell(kind: str, report: str) -> None:
-    stream = sys.__stderr__ or sys.stderr
-    # In one piece, because all ranks write to one terminal.
-    stream.write(f"\n{kind}, reported by course_lib.ranks.watch: {report}\n\n")
-    stream.flush()
-
-
-_joins = threading.Event()
-"""Set when this rank calls ``init_process_group``."""
-
-
-def _look_for_join() -> None:
-    """Report, once, that another rank waits in ``init_process_group`` and this one is elsewhere."""
-    store, looks = None, 0
-    with suppress(RuntimeError):  # the store is gone, because the job ends
-        while not _joins.wait(_LONG / 2):
-            if store is None:
-                store, rank, _ = next(rendezvous("env://"))
-            looks += store.check([_WAITS])
-            if looks > 2:
-                line = line_of_thread(threading.main_thread().ident, {})
-                _tell(
-                    "Note",
-                    f"Rank {rank} has not called dist.init_process_group, where another rank has "
-                    f"waited for {_LONG:g} s. Rank {rank} runs {line}. If that only takes long, "
-                    "this is no error. Otherwise this line shows what is waited for: a file lock, "
-                    "a download, a loop without an end.",
-                )
-                return
-
-
 def _can_watch(world_size: int) -> bool:
     """Return whether the ranks can share a board: they are on one machine that has ``/proc``."""
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -463,7 +418,6 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         global _watch
-        _joins.set()
         bound = signature.bind(*args, **kwargs)
         arguments = bound.arguments
         backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -481,7 +435,6 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
             meeting = rendezvous(url, rank, size, timeout=arguments["timeout"])
             job_store, arguments["rank"], arguments["world_size"] = next(meeting)
             job_store.set_timeout(arguments["timeout"])
-            job_store.set(_WAITS, "")
             arguments["store"] = dist.PrefixStore("default_pg", job_store)  # type: ignore[attr-defined]
         if not _can_watch(arguments["world_size"]):
             if arguments["rank"] == 0:
@@ -540,6 +493,4 @@ if __name__ == "__main__":
 
     run(sys.argv[1:])
 else:
-    if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:  # the store is there before any rank
-        threading.Thread(target=_look_for_join, name="join", daemon=True).start()
     dist.init_process_group = c10d.init_process_group = _watched(c10d.init_process_group)

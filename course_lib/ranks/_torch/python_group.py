@@ -175,37 +175,19 @@ def _method(collective: Collective) -> Callable[..., dist.Work]:
     return method
 
 
-def _get_backend(before: Any) -> Any:
-    """Wrap ``get_backend``: for this package's groups it returns `PythonGroup.backend`."""
+def _with_name_of_pytorch(before: Any, in_full: Callable[[dist.Backend], str]) -> Any:
+    """Wrap a function that names a group's backend: for ours, `in_full` writes the name."""
 
     @untraced
     @functools.wraps(before)
-    def get_backend(group: Any = None) -> Any:
-        name = before(group)
-        python_group = _ours(group)
-        return (
-            dist.Backend(python_group.backend)
-            if python_group is not None and is_registered(name)
-            else name
-        )
-
-    return get_backend
-
-
-def _get_backend_config(before: Any) -> Any:
-    """Wrap ``get_backend_config`` in the same way; it returns the backend of each device."""
-
-    @untraced
-    @functools.wraps(before)
-    def get_backend_config(group: Any = None) -> Any:
-        name = before(group)
-        python_group = _ours(group)
+    def named(group: Any = None) -> Any:
+        name, python_group = before(group), _ours(group)
         backends = [part.rpartition(":")[2] for part in name.split(",")]
         if python_group is None or not any(map(is_registered, backends)):
             return name
-        return str(distributed_c10d.BackendConfig(dist.Backend(python_group.backend)))
+        return in_full(dist.Backend(python_group.backend))
 
-    return get_backend_config
+    return named
 
 
 def _monitored_barrier(before: Any) -> Any:
@@ -232,8 +214,10 @@ def _ours(group: Any) -> PythonGroup | None:
 
 
 STAND_INS: dict[str, Callable[[Any], Any]] = {
-    "get_backend": _get_backend,
-    "get_backend_config": _get_backend_config,
+    "get_backend": lambda before: _with_name_of_pytorch(before, lambda backend: backend),
+    "get_backend_config": lambda before: _with_name_of_pytorch(
+        before, lambda backend: str(distributed_c10d.BackendConfig(backend))
+    ),
     "monitored_barrier": _monitored_barrier,
 }
 """Name of a function of ``torch.distributed`` → a wrapper that makes it work with `PythonGroup`."""

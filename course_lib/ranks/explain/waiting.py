@@ -22,13 +22,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from course_lib.ranks.explain.errors import DeadlockError, RankState
-from course_lib.ranks.explain.words import (
-    format_bytes,
-    names,
-    names_inside,
-    one_or_many,
-    spans,
-)
+from course_lib.ranks.explain.words import format_bytes, names, names_inside, one_or_many, spans
 
 _TOLD = 8
 """Up to this number of ranks, a report explains each one."""
@@ -140,9 +134,7 @@ def find_cycle(waiting: Mapping[int, Waiting]) -> list[int]:
 
 
 def deadlock(
-    waiting: Mapping[int, Waiting],
-    states: Sequence[RankState],
-    unmatched: Sequence[Unmatched] = (),
+    waiting: Mapping[int, Waiting], states: Sequence[RankState], unmatched: Sequence[Unmatched] = ()
 ) -> DeadlockError:
     """Return the error for ranks that can never go on.
 

@@ -7,9 +7,6 @@ can see, before it enters a collective, that another rank entered a different on
 There are no locks: every number is one aligned 64-bit word, written by one process. Only the short
 texts can be read while they are being written. They are for people, and no decision is based on a
 single reading.
-
-The parent need not trust the ranks: it reads the board only as bounded numbers and bounded text,
-never as objects.
 """
 
 from __future__ import annotations
@@ -84,10 +81,6 @@ class _Part(ctypes.Structure):
     ]
 
 
-_PHASES = {int(phase): phase for phase in RankPhase}
-_WAITS = {int(wait): wait for wait in Wait}
-
-
 class Board:
     """Shows what every rank does, to all ranks and their parent.
 
@@ -121,11 +114,10 @@ class Board:
         return cls(anonymous_file("board"), world_size)
 
     def close(self) -> None:
-        """Unmap the board and close its file descriptor; closing again does nothing."""
-        if self._parts:  # else the descriptor's number may belong to another file by now
-            self._parts = []
-            self._channels.clear()
-            os.close(self.fd)
+        """Unmap the board and close its file descriptor."""
+        self._parts = []
+        self._channels.clear()
+        os.close(self.fd)
 
     # Places ----------------------------------------------------------------------------------
 
@@ -330,15 +322,12 @@ class Board:
         """Return `rank`'s part of the board as plain values."""
         part = self._parts[rank]
         # The state is read first: if the rank has finished, all counters read later are final.
-        state, wait = part.state, _WAITS.get(part.wait, Wait.NOTHING)
-        all_channels = {MessageChannel.of(channel.key): channel for channel in _used(part.channels)}
-        channels = {key: entry for key, entry in all_channels.items() if key.peer < self.world_size}
+        state, wait = RankPhase(part.state), Wait(part.wait)
+        channels = {MessageChannel.of(channel.key): channel for channel in _used(part.channels)}
         message = MessageChannel.of(part.channel) if wait in (Wait.SEND, Wait.RECV) else None
-        if message is not None and message.peer >= self.world_size:
-            message = None
         return RankView(
             rank=rank,
-            state=_PHASES.get(state, RankPhase.RUNNING),
+            state=state,
             changes=part.changes,
             wait=wait,
             group=part.group,

@@ -40,11 +40,7 @@ NEEDED = (
 """Modules that a rank needs in any case, and those that its first training step would otherwise
 import, which would take seconds."""
 
-LATER = (
-    "matplotlib.pyplot",
-    "matplotlib.backends.backend_agg",
-    "IPython.core.interactiveshell",
-)
+LATER = ("matplotlib.pyplot", "matplotlib.backends.backend_agg", "IPython.core.interactiveshell")
 """Modules that few ranks need, so that the first start should not wait for them."""
 
 

@@ -10,13 +10,15 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.ranks.explain.errors import CollectiveMismatch
 from course_lib.ranks.explain.mismatch import Splits, differing, differing_splits
 from course_lib.ranks.explain.waiting import operation_in_words
+from course_lib.ranks.explain.words import spans
 from course_lib.ranks.processes.board import SIGNATURE, Board
 from course_lib.ranks.processes.board_views import (
     NEW_GROUPS,
@@ -115,6 +117,28 @@ class RankRecorder:
             board.unblock(self.rank)
             raise CollectiveMismatch(difference)
         return seq
+
+    @contextmanager
+    def new_group(self, ranks: Collection[int] | None, connects: bool) -> Iterator[None]:
+        """Show that this rank makes a group of `ranks`, which all ranks must make; None: of all.
+
+        `connects`: whether its members connect now, and so wait for one that skips the call.
+        """
+        everyone = tuple(range(self.board.world_size))
+        members = f"ranks {spans(sorted(ranks or everyone))}"
+        line = self.locate()
+        seq = self.enter(NEW_GROUPS, everyone, f"new_group of {members}", line)
+        if not connects:
+            yield
+            return
+        text = f"waits in new_group #{seq} of {members}"
+        self.board.block(
+            self.rank, Wait.COLLECTIVE, group=NEW_GROUPS, seq=seq, text=text, where=line
+        )
+        try:
+            yield
+        finally:
+            self.board.unblock(self.rank)
 
     def start_message(self, channel: MessageChannel, message: Message) -> int:
         """Show that this rank starts a message; return its number on the channel, from 1.

@@ -132,12 +132,7 @@ class Processes:
 class Team:
     """K processes that were started together and end together."""
 
-    def __init__(
-        self,
-        placement: Placement,
-        closing: threading.Event,
-        metered: bool,
-    ) -> None:
+    def __init__(self, placement: Placement, closing: threading.Event, metered: bool) -> None:
         self.placement = placement
         self.world_size = len(placement.devices)
         self.members: list[Member] = []

@@ -133,11 +133,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
 
 
 def _run_call(
-    pipe: ObjectPipe,
-    recorder: RankRecorder,
-    labels: dict[str, str],
-    call: int,
-    parts: list[Read],
+    pipe: ObjectPipe, recorder: RankRecorder, labels: dict[str, str], call: int, parts: list[Read]
 ) -> None:
     """Run one call and send its answer: how it ended, the log, and the result.
 

@@ -26,7 +26,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -50,12 +50,8 @@ from course_lib.ranks._torch.process_world import (
 from course_lib.ranks._torch.python_group import STAND_INS
 from course_lib.ranks.explain.words import spans
 from course_lib.ranks.processes import gloo
-from course_lib.ranks.processes.board_views import NEW_GROUPS, Wait
 from course_lib.ranks.processes.gpu_group import connect
-from course_lib.ranks.processes.metered_group import (
-    NAMES_PER_CALL,
-    MeteredProcessGroup,
-)
+from course_lib.ranks.processes.metered_group import NAMES_PER_CALL, MeteredProcessGroup
 from course_lib.ranks.processes.rank_recorder import RankRecorder
 
 _FEW_GROUPS = 8
@@ -164,11 +160,7 @@ class World:
     """
 
     def __init__(
-        self,
-        recorder: RankRecorder,
-        path: str,
-        timeout: timedelta,
-        backend: str = "gloo",
+        self, recorder: RankRecorder, path: str, timeout: timedelta, backend: str = "gloo"
     ) -> None:
         global _world
         _world = self
@@ -287,36 +279,24 @@ class World:
             if not is_registered(backend):
                 bound.arguments["backend"] = None  # use the metered default, also for "gloo"
             ranks = bound.arguments.get("ranks")
-            counts = not bound.arguments.get("use_local_synchronization")
-            if counts:
-                self._count_new_group(ranks)
+            shown: AbstractContextManager[None] = nullcontext()
+            if not bound.arguments.get("use_local_synchronization"):
+                shown = self.recorder.new_group(ranks, connects=not gloo.CONNECTS_LATER)
             elif ranks is not None and self.recorder.rank in ranks:
                 # PyTorch's own name counts this rank's groups, and other members may have others.
                 members = spans(sorted(ranks))
                 self._local[members] += 1
                 self._local_name = f"ranks {members}, number {self._local[members]}"
             try:
-                group = new_group(*bound.args, **bound.kwargs)
-                if backend and isinstance(group, MeteredProcessGroup):
-                    group.backend = str(backend)
-                return group
+                with shown:
+                    group = new_group(*bound.args, **bound.kwargs)
             finally:
                 self._local_name = ""
-                if counts and not gloo.CONNECTS_LATER:
-                    self.recorder.board.unblock(self.recorder.rank)
+            if backend and isinstance(group, MeteredProcessGroup):
+                group.backend = str(backend)
+            return group
 
         return counted
-
-    def _count_new_group(self, ranks: Any) -> None:
-        everyone = tuple(range(self._size))
-        members = spans(sorted(ranks) if ranks is not None else everyone)
-        line = self.recorder.locate()
-        call = f"new_group of ranks {members}"
-        seq = self.recorder.enter(NEW_GROUPS, everyone, call, line)
-        if not gloo.CONNECTS_LATER:  # the members connect now, and wait for one that skips the call
-            text = f"waits in new_group #{seq} of ranks {members}"
-            board, rank = self.recorder.board, self.recorder.rank
-            board.block(rank, Wait.COLLECTIVE, group=NEW_GROUPS, seq=seq, text=text, where=line)
 
     def _free_given_up(self) -> None:
         """Free the connections that were replaced when an earlier call was given up.

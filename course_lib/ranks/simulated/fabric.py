@@ -21,13 +21,7 @@ from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.simulated.collectives import Collectives, Running
-from course_lib.ranks.simulated.operation import (
-    NEW_GROUP,
-    Mismatch,
-    Operation,
-    event_of,
-    stream_of,
-)
+from course_lib.ranks.simulated.operation import NEW_GROUP, Mismatch, Operation, event_of, stream_of
 from course_lib.ranks.simulated.point_to_point import Messages
 from course_lib.ranks.trace.event import Event, computation
 

@@ -24,12 +24,7 @@ from course_lib.ranks.explain.waiting import (
 from course_lib.ranks.explain.words import counted, names
 from course_lib.ranks.simulated.fabric import Fabric, Phase
 from course_lib.ranks.simulated.handles import Misuse
-from course_lib.ranks.simulated.operation import (
-    NEW_GROUP,
-    Mismatch,
-    Operation,
-    stream_of,
-)
+from course_lib.ranks.simulated.operation import NEW_GROUP, Mismatch, Operation, stream_of
 
 _ENDED = (Phase.FINISHED, Phase.RAISED)
 
@@ -157,8 +152,4 @@ def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
     for operation in operations:
         doing = f"{_in_words(fabric, operation)} {counted(operation.numel, 'element')}"
         states[operation.rank] = RankState(operation.rank, doing, operation.where)
-    return MismatchError(
-        mismatch.summary,
-        states,
-        PIECES,
-    )
+    return MismatchError(mismatch.summary, states, PIECES)

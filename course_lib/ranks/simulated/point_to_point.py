@@ -147,10 +147,7 @@ class Messages:
 def _check_pair(send: Operation, receive: Operation) -> None:
     sent, received = (send.numel, send.dtype), (receive.numel, receive.dtype)
     if sent != received:
-        raise Mismatch(
-            [send, receive],
-            f"{differing(send.rank, sent, receive.rank, received)}.",
-        )
+        raise Mismatch([send, receive], f"{differing(send.rank, sent, receive.rank, received)}.")
     if send.inputs[0].is_meta != receive.outputs[0].is_meta:
         without = send if send.inputs[0].is_meta else receive
         raise Mismatch(

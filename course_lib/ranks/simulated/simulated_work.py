@@ -85,9 +85,6 @@ class SimulatedFuture(torch.futures.Future):  # type: ignore[type-arg]
         self._work.wait()
         return super().wait()  # if a callback returned a future, this is that future's value
 
-    def value(self) -> Any:
-        return super().value()
-
     def then(self, callback: Callable[[Any], Any]) -> SimulatedFuture:
         after = SimulatedFuture.of(self._work)
 

@@ -33,7 +33,6 @@ from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, describe, notes_on, timed_out
 from course_lib.ranks.explain.lines import line_of_thread, locator
-from course_lib.ranks.explain.words import names
 from course_lib.ranks.memory import Packed, pack
 from course_lib.ranks.output.displays import send_displays_of_thread_to
 from course_lib.ranks.output.printer import Item
@@ -184,14 +183,6 @@ class Run:
         if outcome.error is not None:
             failed = (failure.notes for failure in outcome.failures.values())
             outcome.error.add_notes([*self.notes, *itertools.chain(*failed)])
-        lost = [rank for rank in range(self.world_size) if rank not in self.results]
-        if lost and not outcome.failures and outcome.error is None:
-            outcome.error = RanksError(
-                f"{names(lost)} stopped in the middle of the call for an "
-                "unknown reason. This is a fault of the simulation: please report it, with the "
-                "code of the call.",
-                outcome.states,
-            )
         outcome.misused = [misuse for rank in self.ranks for misuse in rank.handles.misuses]
         if not outcome.failures and outcome.error is None:
             outcome.results = [self.results[rank] for rank in range(self.world_size)]

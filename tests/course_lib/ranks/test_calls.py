@@ -2,8 +2,9 @@
 
 import os
 import sys
-import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +42,23 @@ def test_modules_folder_and_environment_are_the_notebooks(
     assert ranks.run(program) == [(42, tmp_path, "on")] * 3
 
 
-def test_one_call_at_a_time(ranks: Ranks) -> None:
-    started, errors = threading.Event(), []
+def test_one_call_at_a_time(ranks: Ranks, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
 
-    def second() -> None:
-        started.wait(300)
-        try:
+    def waits() -> None:
+        if dist.get_rank() == 0:
+            begun.touch()
+            while begun.exists():
+                time.sleep(0.01)
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(ranks.run, waits)
+        while not begun.exists():
+            time.sleep(0.01)
+        with pytest.raises(RanksError, match="are running another call"):
             ranks.run(os.getpid)
-        except RanksError as error:
-            errors.append(str(error))
-
-    other = threading.Thread(target=second)
-    other.start()
-    ranks._busy.acquire()
-    started.set()
-    other.join()
-    ranks._busy.release()
-    assert "are running another call" in errors[0]
+        begun.unlink()
+    first.result()
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])

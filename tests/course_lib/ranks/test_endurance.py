@@ -2,13 +2,13 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from course_lib.ranks import Ranks
+from tests.course_lib.ranks.test_large_arguments import memory
 
 CALLS = 5_000
 WARM_UP = 500
@@ -16,12 +16,6 @@ ALLOWED = 1 << 20
 """Bytes per rank, over all the calls. PyTorch keeps 150 bytes of every thread that has had a
 process group (its table of groups by name). That is most of what simulated ranks leave.
 """
-
-
-def private_bytes(pid: int) -> int:
-    """Return the memory of a process that is neither a file's nor shared."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 def step(number: int) -> float:
@@ -46,9 +40,8 @@ def test_thousands_of_calls_leave_nothing_behind(on: str) -> None:
             ranks.run(step, number)
         watched = ranks.processes() or [os.getpid()]
         allowed = ALLOWED * 2 // len(watched)
-        before = [private_bytes(pid) for pid in watched]
+        before = [memory("RssAnon", pid) for pid in watched]
         for number in range(CALLS):
             assert ranks.run(step, number) == [2.0 * number + 1.0] * 2
-        grown = [private_bytes(pid) - was for pid, was in zip(watched, before, strict=True)]
-    print(f"{on}: {[round(growth / 2**20, 2) for growth in grown]} MiB over {CALLS} calls")
+        grown = [memory("RssAnon", pid) - was for pid, was in zip(watched, before, strict=True)]
     assert max(grown) <= allowed

@@ -19,15 +19,7 @@ from hypothesis import strategies as st
 
 from course_lib.checking.on_ranks.leaves import leaves, without_numbers
 from course_lib.ranks import wire
-from course_lib.ranks.wire import (
-    NotPlainError,
-    Reader,
-    WireError,
-    decode,
-    encode,
-    receive,
-    send,
-)
+from course_lib.ranks.wire import NotPlainError, Reader, WireError, decode, encode, receive, send
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -100,6 +92,8 @@ def test_layout_and_history_of_a_tensor_do_not_matter() -> None:
         "parameter": torch.nn.Parameter(base),
         "conjugate": torch.complex(base, -base).conj(),
         "negative": torch._neg_view(base),
+        "a stride of zero": torch.ones(()).as_strided((1, 1), (0, 0)),  # a result of NumPy's
+        "no element": torch.ones(()).as_strided((0, 2), (0, 0)),
     }
     back = decode(encode(weird))
     assert isinstance(back, dict)
@@ -117,15 +111,6 @@ class Lying(torch.Tensor):
         if func.__name__ in ("detach", "cpu", "contiguous", "numpy", "as_subclass"):
             return torch.ones(3)
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0,), (0, 2)], ids=str)
-def test_a_stride_of_zero_counts_as_contiguous_and_is_sent(shape: tuple[int, ...]) -> None:
-    """Such are NumPy's results of broadcasting, of one element or none."""
-    x = torch.ones(()).as_strided(shape, (0,) * len(shape))
-    arrived = decode(encode(x))
-    assert isinstance(arrived, torch.Tensor)
-    assert torch.equal(arrived, x)
 
 
 def test_a_tensor_subclass_is_sent_as_its_data() -> None:
@@ -318,14 +303,6 @@ def test_what_is_too_large_is_refused_before_it_arrives_and_a_reader_stays_broke
         with pytest.raises(WireError):
             list(reader.feed(data))
     assert not reader.held
-
-
-@given(st.lists(st.binary(max_size=40), max_size=10))
-def test_random_streams_only_ever_raise_wire_error(pieces: list[bytes]) -> None:
-    reader = Reader(max_bytes=100)
-    with contextlib.suppress(WireError):
-        for piece in pieces:
-            list(reader.feed(piece))
 
 
 def test_a_message_arrives_whole_with_its_descriptors_and_its_end_is_told() -> None:

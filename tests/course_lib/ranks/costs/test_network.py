@@ -6,11 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.ranks import Ranks
 
 INSIDE = Network(1e-6, 100e9)
 
@@ -46,14 +44,6 @@ def test_refused(values: dict[str, object], text: str) -> None:
 def test_refused_devices(values: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Device(**values)  # type: ignore[arg-type]
-
-
-def test_a_port_carries_one_message_at_a_time() -> None:
-    links = Links(Network(1.0, 10.0), 4)
-    assert links.send(0, 1, 50, ready=0.0) == (5.0, 6.0)
-    assert links.send(0, 2, 50, ready=0.0) == (10.0, 11.0)  # 0's outgoing port was busy
-    assert links.send(3, 1, 50, ready=0.0) == (10.0, 11.0)  # 1's incoming port was busy
-    assert links.send(1, 0, 50, ready=0.0) == (5.0, 6.0)  # the other direction is free
 
 
 def test_an_overhead_occupies_both_ends_of_a_message() -> None:
@@ -92,17 +82,3 @@ def test_a_ring_goes_the_shorter_way_and_occupies_it() -> None:
     assert links.send(0, 4, 50, ready=0.0) == (5.0, 6.0)  # one hop, to the left
     assert links.send(1, 2, 50, ready=0.0) == (11.0, 12.0)  # waits for the link 1 → 2
     assert links.send(3, 4, 50, ready=0.0) == (5.0, 6.0)
-
-
-def test_a_ring_all_reduce_costs_the_same_on_a_ring_and_another_does_not() -> None:
-    def reduce() -> None:
-        dist.all_reduce(torch.ones(8000))
-
-    def span(topology: str, algorithm: str) -> float:
-        network = Network(1e-4, 1e8, topology=topology, all_reduce=algorithm)  # type: ignore[arg-type]
-        ranks = Ranks(8, on="simulated", network=network)
-        ranks.run(reduce)
-        return ranks.trace.makespan
-
-    assert span("ring", "ring") == pytest.approx(span("switch", "ring"), rel=1e-9)
-    assert span("ring", "halving-doubling") > 1.5 * span("switch", "halving-doubling")

@@ -114,7 +114,7 @@ def write(file: Path, text: str, seconds: int) -> None:
 
 
 def test_ranks_start_with_preloaded_modules_and_see_them_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer() -> Any:
         return getattr(sys.modules.get("preloaded_helper"), "ANSWER", None)
@@ -122,20 +122,14 @@ def test_ranks_start_with_preloaded_modules_and_see_them_change(
     file = tmp_path / "preloaded_helper.py"
     write(file, "ANSWER = 1", 0)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    for name, value in (("NEEDED", fork_client.NEEDED[:4]), ("LATER", ()), ("_server", None)):
-        monkeypatch.setattr(fork_client, name, value)
-    monkeypatch.setattr(fork_client, "_preloaded", {})
-    try:
-        with Ranks(1, on="cpu", timeout=30) as ranks:
-            assert ranks.run(answer) == [None]
-        fork_client.preload(["preloaded_helper", "no_such_module"])
-        with Ranks(1, on="cpu", timeout=30) as ranks:
-            assert ranks.run(answer) == [1]
-        write(file, "ANSWER = 42", 1)
-        with Ranks(1, on="cpu", timeout=30) as ranks:
-            assert ranks.run(answer) == [42]
-    finally:
-        fork_client.shared_server().close()
+    with Ranks(1, on="cpu", timeout=30) as ranks:
+        assert ranks.run(answer) == [None]
+    fork_client.preload(["preloaded_helper", "no_such_module"])
+    with Ranks(1, on="cpu", timeout=30) as ranks:
+        assert ranks.run(answer) == [1]
+    write(file, "ANSWER = 42", 1)
+    with Ranks(1, on="cpu", timeout=30) as ranks:
+        assert ranks.run(answer) == [42]
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])

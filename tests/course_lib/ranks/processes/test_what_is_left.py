@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from course_lib.ranks import RankError, Ranks, RanksError
+from course_lib.ranks import RankError, Ranks
 from course_lib.ranks.processes import fork_client
 
 SHARED = Path("/dev/shm")
@@ -32,20 +32,15 @@ def make(folder: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory is seen in /dev/shm")
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.large), 3])
 def test_semaphores_of_killed_ranks_are_removed_in_the_end(
-    k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: None, k: int, tmp_path: Path
 ) -> None:
-    for name, value in (("NEEDED", fork_client.NEEDED[:4]), ("LATER", ()), ("_server", None)):
-        monkeypatch.setattr(fork_client, name, value)
-    try:
-        with Ranks(k, on="cpu", timeout=60) as ranks, pytest.raises(RanksError) as caught:
-            ranks.run(make, str(tmp_path))
-        assert isinstance(caught.value, RankError)
-        left = {file.name: file.read_text().split() for file in tmp_path.iterdir()}
-        assert len(left) == k
-        files = [SHARED / name for names in left.values() for name in names]
-        assert all((SHARED / name).exists() for name in left["0"])  # the others could clean up
-    finally:
-        fork_client.shared_server().close()
+    with Ranks(k, on="cpu", timeout=60) as ranks, pytest.raises(RankError):
+        ranks.run(make, str(tmp_path))
+    left = {file.name: file.read_text().split() for file in tmp_path.iterdir()}
+    assert len(left) == k
+    files = [SHARED / name for names in left.values() for name in names]
+    assert all((SHARED / name).exists() for name in left["0"])  # the others could clean up
+    fork_client.shared_server().close()
     until = time.monotonic() + 30
     while any(file.exists() for file in files) and time.monotonic() < until:
         time.sleep(0.05)

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,6 @@ from tests.helpers import ROOT
 FIRST, LAST, SLOW = "first_helper", "last_helper", "slow_helper"
 
 
-@pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Let a fork server of this test's own find two modules of this test; return their folder."""
-    for name in (FIRST, LAST):
-        (tmp_path / f"{name}.py").touch()
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    monkeypatch.setattr(fork_client, "_server", None)
-    yield tmp_path
-    fork_client.shared_server().close()
-
-
 def loaded() -> tuple[bool, bool]:
     """Return which of the two modules this rank had when it began."""
     return FIRST in sys.modules, LAST in sys.modules
@@ -35,10 +23,13 @@ def loaded() -> tuple[bool, bool]:
 
 @pytest.mark.large
 def test_a_machine_without_what_few_ranks_need_has_ranks(
-    modules: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as one with a GPU and PyTorch, and without IPython."""
-    needed = (*fork_client.NEEDED[:4], "no_such_module", FIRST)
+    for name in (FIRST, LAST):
+        (tmp_path / f"{name}.py").touch()
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    needed = (*fork_client.NEEDED, "no_such_module", FIRST)
     monkeypatch.setattr(fork_client, "NEEDED", needed)
     monkeypatch.setattr(fork_client, "LATER", ("neither_this_one", LAST))
     with Ranks(2, on="cpu", timeout=60) as ranks:

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankError, RanksError
 from course_lib.ranks.ranks import Ranks
-from course_lib.ranks.simulated.baton import Stopped
 from tests.helpers.student_bugs import all_send_first, here
 
 
@@ -41,19 +40,6 @@ def test_original_exception_and_first_rank() -> None:
     # Rank 3 computes least, so in virtual time it fails first.
     assert caught.value.rank == 3
     assert isinstance(caught.value.original, ValueError)
-
-
-def test_a_stop_that_nothing_explains_is_an_error() -> None:
-    """A rank that ends in the middle of a call must not look as if it had returned `None`."""
-
-    def stop() -> None:
-        if dist.get_rank() == 1:
-            raise Stopped
-
-    ranks = Ranks(3, on="simulated")
-    with pytest.raises(RanksError, match="Rank 1 stopped in the middle of the call"):
-        ranks.run(stop)
-    assert ranks.run(dist.get_rank) == [0, 1, 2]
 
 
 def starts_what_another_rank_never_calls() -> None:

@@ -40,18 +40,6 @@ def test_output_is_the_rank_s_own_also_where_it_is_redirected() -> None:
     assert sys.stdout is before
 
 
-def test_what_a_module_keeps_is_shared_by_ranks_and_not_with_the_notebook() -> None:
-    """As `README.md` says."""
-
-    def fn() -> Any:
-        torch.set_by_a_rank = dist.get_rank()  # type: ignore[attr-defined]
-        dist.barrier()  # every rank has set its own by now
-        return torch.set_by_a_rank  # type: ignore[attr-defined]
-
-    assert len(set(Ranks(3, on="simulated").run(fn))) == 1
-    assert not hasattr(torch, "set_by_a_rank")
-
-
 NAMES = """
 import concurrent.futures, locale, logging, os, sys, warnings
 import matplotlib.pyplot as plt, torch
