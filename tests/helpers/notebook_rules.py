@@ -64,9 +64,7 @@ def format_is_valid(nb: NotebookNode, path: Path) -> Iterator[str]:
         yield f"format is {nb.nbformat}.{nb.nbformat_minor}, not 4.5"
     yield from (error.message for error in iter_validate(nb, version=4, version_minor=5))
     ids = [cell.get("id", "") for cell in nb.cells]
-    yield from (
-        f"cell id {i!r} appears twice" for i in sorted({i for i in ids if ids.count(i) > 1})
-    )
+    yield from (f"cell id {name!r} appears twice" for name in repeated(ids))
 
 
 def kernel_is_the_stock_one(nb: NotebookNode, path: Path) -> Iterator[str]:
@@ -218,9 +216,7 @@ def is_an_assignment(nb: NotebookNode, path: Path) -> Iterator[str]:
     if not any(meta.get("grade") for meta in marked):
         yield "no cell gives points"
     ids = [meta.get("grade_id", "") for meta in marked]
-    yield from (
-        f"grade_id {i!r} appears twice" for i in sorted({i for i in ids if ids.count(i) > 1})
-    )
+    yield from (f"grade_id {name!r} appears twice" for name in repeated(ids))
     for meta in marked:
         if not (name := meta.get("grade_id", "")):
             yield "a cell without a grade_id"
