@@ -41,10 +41,7 @@ def gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize(
-    "part",
-    ["facts", "one_rank", "overlap"],
-)
+@pytest.mark.parametrize("part", ["facts", "one_rank", "overlap"])
 @pytest.mark.large
 def test_parts_of_make_gpu_run_on_the_cpu(part: str, tmp_path: Path) -> None:
     done = gpu("--emulated", "--only", part, "--out", str(tmp_path))

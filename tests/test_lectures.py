@@ -83,9 +83,7 @@ def test_the_source_of_an_assignment_keeps_to_the_rules(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    [CORE[0], *(pytest.param(path, marks=pytest.mark.large) for path in CORE[1:])],
-    ids=name,
+    "path", [CORE[0], *(pytest.param(path, marks=pytest.mark.large) for path in CORE[1:])], ids=name
 )
 def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:
     assert not (found := executed_again(path, tmp_path)), "\n".join(found)

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.checking import (
-    Case,
-    Check,
-    CheckReport,
-    Observed,
-    Variety,
-    by_reference,
-    run_check,
-)
+from course_lib.checking import Case, Check, CheckReport, Observed, Variety, by_reference, run_check
 from course_lib.checking.cases import Wrong, case_generator
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.rounding import bounds_from, moved_inputs

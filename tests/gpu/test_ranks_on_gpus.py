@@ -59,12 +59,7 @@ def test_every_rank_has_its_device(ranks: Ranks) -> None:
     assert {total for _, total in places} == {k * (k - 1) / 2}
 
 
-ALGORITHMS = [
-    central_all_reduce,
-    tree_all_reduce,
-    ring_all_reduce,
-    halving_doubling_all_reduce,
-]
+ALGORITHMS = [central_all_reduce, tree_all_reduce, ring_all_reduce, halving_doubling_all_reduce]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda f: f.__name__)

@@ -2,15 +2,7 @@
 
 from collections.abc import Callable
 
-from course_lib.compression import (
-    QSGD,
-    Compressor,
-    OneBit,
-    PowerSGD,
-    RandomK,
-    TopK,
-    Uniform8Bit,
-)
+from course_lib.compression import QSGD, Compressor, OneBit, PowerSGD, RandomK, TopK, Uniform8Bit
 
 PLAIN: dict[str, Callable[[], Compressor]] = {
     "top-k": lambda: TopK(0.01),

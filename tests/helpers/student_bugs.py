@@ -132,12 +132,7 @@ def sends_to_itself() -> None:
         dist.send(torch.ones(3), 2)
 
 
-@bug(
-    "the receiver's buffer has another size",
-    MismatchError,
-    "sends 3 elements",
-    "as 4 elements",
-)
+@bug("the receiver's buffer has another size", MismatchError, "sends 3 elements", "as 4 elements")
 def other_message_size() -> None:
     if dist.get_rank() == 0:
         dist.send(torch.ones(3), 2)
@@ -145,12 +140,7 @@ def other_message_size() -> None:
         dist.recv(torch.empty(4), 0)
 
 
-@bug(
-    "the receiver's buffer has another dtype",
-    MismatchError,
-    "of float32",
-    "of int32",
-)
+@bug("the receiver's buffer has another dtype", MismatchError, "of float32", "of int32")
 def other_message_dtype() -> None:
     if dist.get_rank() == 0:
         dist.send(torch.ones(3), 2)

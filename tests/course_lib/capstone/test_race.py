@@ -10,16 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from course_lib.capstone import (
-    DEVICE,
-    OVERHEAD,
-    Job,
-    Race,
-    answer,
-    draw,
-    inputs,
-    rehearse,
-)
+from course_lib.capstone import DEVICE, OVERHEAD, Job, Race, answer, draw, inputs, rehearse
 
 SMALL = Race(world_size=2, rows=48, features=8, hidden=6, classes=4)
 

@@ -143,11 +143,7 @@ def one_rank(
 
 
 def bug(
-    source: str,
-    kind: str,
-    label: str,
-    shards: Mapping[str, Cut] | None = None,
-    **options: Any,
+    source: str, kind: str, label: str, shards: Mapping[str, Cut] | None = None, **options: Any
 ) -> Callable[[Callable[[], Record]], Callable[[], Record]]:
     """Add a bug; `options` are those of `one_rank`."""
 

@@ -7,18 +7,8 @@ import torch
 
 from course_lib.ranks import Network
 from course_lib.who_wins.algorithms import ALGORITHMS, EVERY, setting_of
-from course_lib.who_wins.measure import (
-    Lumps,
-    lumps_of,
-    run_server,
-    run_steps,
-    time_steps,
-)
-from course_lib.who_wins.problem import (
-    Problem,
-    gradient_bytes,
-    network_of,
-)
+from course_lib.who_wins.measure import Lumps, lumps_of, run_server, run_steps, time_steps
+from course_lib.who_wins.problem import Problem, gradient_bytes, network_of
 from course_lib.who_wins.settings import Setting
 
 SMALL = Problem(workers=3, rows=4)
