@@ -22,14 +22,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of names; default: all")
     parser.add_argument("--ddp", choices=list(CLASSES), default="ours")
-    parser.add_argument("-k", "--world-size", type=int, default=2)
     parser.add_argument("--json", help="a file for the verdicts")
     args = parser.parse_args()
     names = pytorch_source.test_names()
     names = [n for n in names if not args.names or any(part in n for part in args.names)]
     warnings.simplefilter("ignore")
     found = {}
-    for name, verdict in verdicts(names, args.ddp, args.world_size):
+    for name, verdict in verdicts(names, args.ddp):
         found[name] = verdict
         print(f"{verdict[:7]:8}{name}{verdict[7:]}", flush=True)
     if args.json:

@@ -21,6 +21,7 @@ from course_lib.ddp import DistributedDataParallel
 from tests.helpers import pytorch_source
 from tests.helpers.pytorch_private_names import WithPrivateNames
 
+WORLD_SIZE = 2
 SECONDS = 180
 """The time limit of a test. A few wait for a time-out of their own."""
 CLASSES = {"ours": WithPrivateNames, "ours-bare": DistributedDataParallel, "pytorch": TorchDDP}
@@ -64,16 +65,14 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}{where}"
 
 
-def on_gloo(ddp: str, name: str, world_size: int) -> str:
+def on_gloo(ddp: str, name: str) -> str:
     """Run a test on K processes of their own, with gloo; return the verdict."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     with _directory() as directory:
         ranks = [
-            context.Process(
-                target=_gloo_rank, args=(rank, world_size, ddp, name, directory, results)
-            )
-            for rank in range(world_size)
+            context.Process(target=_gloo_rank, args=(rank, ddp, name, directory, results))
+            for rank in range(WORLD_SIZE)
         ]
         for process in ranks:
             process.start()
@@ -105,14 +104,11 @@ def _first_verdict(ranks: list[Any], results: Any) -> str:
     return verdicts[0]
 
 
-def _gloo_rank(
-    rank: int, world_size: int, ddp: str, name: str, directory: str, results: Any
-) -> None:
+def _gloo_rank(rank: int, ddp: str, name: str, directory: str, results: Any) -> None:
     _silence()
-    store = dist.FileStore(f"{directory}/store", world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=45)
-    )
+    store = dist.FileStore(f"{directory}/store", WORLD_SIZE)
+    wait = timedelta(seconds=45)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE, timeout=wait)
     try:
         verdict = run_one(ddp, name, directory)
         dist.barrier()
@@ -137,12 +133,12 @@ def _directory() -> Iterator[str]:
         yield directory
 
 
-def verdicts(names: list[str], ddp: str = "ours", world_size: int = 2) -> Iterator[tuple[str, str]]:
+def verdicts(names: list[str], ddp: str) -> Iterator[tuple[str, str]]:
     """Run the tests; yield name and verdict, which begins with passed, failed or skipped.
 
     `ddp` is a name of `CLASSES`.
     """
-    os.environ["WORLD_SIZE"] = str(world_size)
+    os.environ["WORLD_SIZE"] = str(WORLD_SIZE)
     pytorch_source.load(CLASSES[ddp])  # before the forks, once for all
     for name in names:
-        yield name, on_gloo(ddp, name, world_size)
+        yield name, on_gloo(ddp, name)
