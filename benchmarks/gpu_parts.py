@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -20,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -484,60 +482,7 @@ def _overlap(place: Place, case: Model) -> Row:
     }
 
 
-# --- 6: two ranks --------------------------------------------------------------------------------
-
-
-def _rank(number: int, folder: str, emulated: bool, seconds: float) -> None:
-    """Run one of two ranks; rank 0 writes the rows."""
-    store = dist.FileStore(f"{folder}/store", 2)
-    wait = timedelta(seconds=seconds)
-    # NCCL before 2.30 refuses ranks that share a GPU.
-    dist.init_process_group("gloo", store=store, rank=number, world_size=2, timeout=wait)
-    rows = list(_predicted(place(emulated, seconds)))
-    if number == 0:
-        Path(folder, "rows").write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def predicted(place: Place) -> Iterator[Row]:
-    """Yield times of all-reduces by hand, measured, and predicted from the first and last size.
-
-    Two ranks share the device.
-    """
-    with tempfile.TemporaryDirectory(prefix="two_ranks_") as folder:
-        arguments = (folder, place.device == "cpu", max(5.0, place.seconds - 10))
-        torch.multiprocessing.spawn(_rank, arguments, nprocs=2)  # raises a rank's exception
-        yield from json.loads(Path(folder, "rows").read_text())
-
-
-def _predicted(place: Place) -> Iterator[Row]:
-    from course_lib.cost_model import Link, ring_all_reduce_time
-
-    measured: dict[int, float] = {}
-    sizes = [(64 << 10) << power for power in range(0, 9, 2)]
-    for size in sizes:
-        x = torch.zeros(size // 4, device=place.device)
-        seconds = torch.tensor([milliseconds(place, dist.all_reduce, x) / 1e3])
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        measured[size] = float(seconds)
-        yield {"bytes": size, "measured (ms)": 1e3 * measured[size]}
-    # A ring of two sends two messages, each of half of the bytes: 2 latencies, and all bytes once.
-    first, last = sizes[0], sizes[-1]
-    bandwidth = (last - first) / (measured[last] - measured[first])
-    link = Link(max(0.0, (measured[first] - first / bandwidth) / 2), bandwidth)
-    for size in sizes:
-        seconds = ring_all_reduce_time(size, 2, link)
-        yield {
-            "bytes": size,
-            "measured (ms)": 1e3 * measured[size],
-            "predicted (ms)": 1e3 * seconds,
-            "predicted / measured": seconds / measured[size],
-            "fitted": "yes" if size in (first, last) else "no",
-        }
-
-
-# --- 7: grading ----------------------------------------------------------------------------------
+# --- 6: grading ----------------------------------------------------------------------------------
 
 
 def grading(place: Place) -> Iterator[Row]:
