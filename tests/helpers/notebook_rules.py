@@ -1,7 +1,7 @@
 """The rules of every notebook of the course. A rule yields one sentence for each breach.
 
-`problems(path, rules)` applies LECTURE, ASSIGNMENT (its source) or RELEASED (the students'
-version): lectures are committed with their outputs, assignments without.
+`problems(path, rules)` applies LECTURE or ASSIGNMENT: lectures are committed with their outputs,
+assignments without.
 """
 
 import itertools
@@ -234,13 +234,6 @@ def explore_cells_are_free(nb: NotebookNode, path: Path) -> Iterator[str]:
             yield f"cell {i}: tagged explore, but nbgrader tracks it, or it is locked"
 
 
-def nothing_is_given_away(nb: NotebookNode, path: Path) -> Iterator[str]:
-    for i, cell in enumerate(nb.cells):
-        for region in ("SOLUTION", "MARK SCHEME", "HIDDEN TESTS"):
-            if f"BEGIN {region}" in cell.source or f"END {region}" in cell.source:
-                yield f"cell {i}: a {region.lower()} that students would see"
-
-
 EVERYWHERE: list[Rule] = [
     *(format_is_valid, kernel_is_the_stock_one, headings_form_an_outline, links_lead_somewhere),
     *(images_are_described, tags_are_known, errors_are_announced, outputs_name_no_machine),
@@ -248,7 +241,6 @@ EVERYWHERE: list[Rule] = [
 ]
 LECTURE: list[Rule] = [*EVERYWHERE, was_run_once_from_the_top]
 ASSIGNMENT: list[Rule] = [*EVERYWHERE, is_stripped, is_an_assignment, explore_cells_are_free]
-RELEASED: list[Rule] = [*ASSIGNMENT, nothing_is_given_away]
 
 
 def problems(path: Path, rules: list[Rule]) -> list[str]:
