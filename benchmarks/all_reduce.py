@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from machine import arguments, publish, sentence
+from machine import arguments, publish, ratios, sentence
 
 from course_lib.collectives import ring_all_reduce
 from course_lib.ranks import Ranks
@@ -56,11 +56,6 @@ def slowest(kind: Callable[[], object], repeats: int) -> float:
     return float(seconds)
 
 
-def ratio(times: Times, name: str) -> float:
-    """Return the median over the rounds of a time divided by gloo's."""
-    return statistics.median(a / b for a, b in zip(times[name], times["gloo"], strict=True))
-
-
 def table(world_size: int, results: dict[int, Times]) -> str:
     """Return the ratios as Markdown."""
     names = [name for name in next(iter(results.values())) if name != "gloo"]
@@ -70,7 +65,8 @@ def table(world_size: int, results: dict[int, Times]) -> str:
     ]
     for size, times in results.items():
         cells = [f"{1e3 * statistics.median(times['gloo']):.3g}"]
-        cells += [f"{ratio(times, name):.2g}" for name in names]
+        medians = [statistics.median(ratios(times, name, "gloo")) for name in names]
+        cells += [f"{median:.2g}" for median in medians]
         lines.append(f"| {pretty(size)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

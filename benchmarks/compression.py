@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from machine import arguments, publish, sentence
+from machine import arguments, publish, ratios, sentence
 
 from course_lib.compression import (
     QSGD,
@@ -52,8 +52,8 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.thread_time() - start
 
 
-def codecs(rounds: int) -> tuple[list[str], dict[str, list[float]]]:
-    """Return a table row per codec, with ratios to a copy of the same round, and all seconds."""
+def codecs(rounds: int) -> tuple[str, dict[str, list[float]]]:
+    """Return a table's rows, with ratios to a copy of the same round, and all seconds."""
     torch.set_num_threads(1)
     x = torch.randn(ELEMENTS)
     copy = torch.empty_like(x)
@@ -77,43 +77,30 @@ def codecs(rounds: int) -> tuple[list[str], dict[str, list[float]]]:
     rows = []
     for name in CODECS:
         encode, decode = (
-            statistics.median(
-                a / b
-                for a, b in zip(series[f"{name}: {direction} (s)"], series["copy (s)"], strict=True)
-            )
+            statistics.median(ratios(series, f"{name}: {direction} (s)", "copy (s)"))
             for direction in ("encode", "decode")
         )
         part = payloads[name].nbytes / x.nbytes
         rows.append(f"| {name} | {part:.2%} | {encode:.2f} | {decode:.2f} |")
-    return rows, series
+    return "\n".join(rows), series
 
 
 def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/compression.*``."""
     options = arguments(__doc__, rounds=7).parse_args()
-    coded, series = codecs(options.rounds)
-    by_sorting = statistics.median(
-        a / b
-        for a, b in zip(series["torch.topk 1 % (s)"], series["top-k 1 %: encode (s)"], strict=True)
-    )
-    coded = [
-        "| codec | sent | encode ÷ copy | decode ÷ copy |",
-        "|---|---|---|---|",
-        *coded,
-        "",
-        f"`torch.topk`, which sorts, takes {by_sorting:.1f} times as long as our top-k.",
-    ]
-    text = "\n".join(
-        [
-            "# The cost of compression",
-            "",
-            f"A bucket of 25 MiB, float32, one thread, CPU seconds; medians of {options.rounds} "
-            "rounds.",
-            sentence("python benchmarks/compression.py"),
-            "",
-            *coded,
-        ]
-    )
+    table, series = codecs(options.rounds)
+    by_sorting = ratios(series, "torch.topk 1 % (s)", "top-k 1 %: encode (s)")
+    text = f"""# The cost of compression
+
+A bucket of 25 MiB, float32, one thread, CPU seconds; medians of {options.rounds} rounds.
+{sentence("python benchmarks/compression.py")}
+
+| codec | sent | encode ÷ copy | decode ÷ copy |
+|---|---|---|---|
+{table}
+
+`torch.topk`, which sorts, takes {statistics.median(by_sorting):.1f} times as long as our top-k.
+"""
     publish("compression", text, series, options.write)
 
 

@@ -61,7 +61,6 @@ PARTS = (
     Part("one_rank", 90, gpu_parts.one_rank, "One rank: DDP, hooks, mixed precision, memory"),
     Part("tests", 150, gpu_parts.tests, "Tests: 1, 2 and 4 ranks share the GPU"),
     Part("overlap", 40, gpu_parts.overlap, "Overlap of backward and copies, from events"),
-    Part("predicted", 50, gpu_parts.predicted, "Predicted beside measured: all-reduce, two ranks"),
     Part("grading", 150, gpu_parts.grading, "Submissions graded on real ranks"),
 )
 

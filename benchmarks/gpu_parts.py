@@ -1,7 +1,7 @@
 """The parts of `make gpu`, each of which yields rows: dictionaries from columns to results.
 
-A part gets everything that differs between a GPU and a CPU from its `Place`: the device, the
-backend, how to wait, streams, events, memory, sizes. So `--emulated` runs the same code on a CPU.
+What differs between a GPU and a CPU is in the `Place` of a part. So `--emulated` runs the same code
+on a CPU: PyTorch has streams and a timer for both.
 """
 
 from __future__ import annotations
@@ -9,21 +9,17 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -32,6 +28,7 @@ import torch.distributed as dist
 from models import MODELS, Model
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils.benchmark import Timer
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20
@@ -46,103 +43,36 @@ class NotThere(Exception):
 # --- a GPU, or a CPU in place of it --------------------------------------------------------------
 
 
-class HostStream:
-    """A CPU's only stream, on which all work is done when the call returns."""
-
-    def wait_stream(self, other: HostStream) -> None:
-        """Return at once, because all work is done."""
-
-
-class HostEvent:
-    """A moment of the host's clock."""
-
-    def record(self) -> None:
-        """Store the current time."""
-        self.seconds = time.perf_counter()
-
-    def elapsed_time(self, later: HostEvent) -> float:
-        """Return the milliseconds from this event to `later`."""
-        return 1e3 * (later.seconds - self.seconds)
-
-
 @dataclass(frozen=True)
 class Place:
-    """The device, and everything that a part needs from it.
+    """The device, and what differs between a GPU and a CPU in place of it.
 
     Attributes:
         device: "cuda" or "cpu".
-        alone: the backend of one rank.
-        together: the backend of several ranks that share the device. NCCL before 2.30 refuses them.
         seconds: the time that a part has.
-        synchronize: waits for the device.
-        stream: makes a stream; `current_stream` returns the stream in use, `using` enters a stream.
-        event: makes an event that records the time.
-        peak: returns the largest number of bytes in use since `reset_peak`, or None.
         mebibytes: sizes of tensors.
         models: name → model.
         repeats: how often a call is timed.
         tests: pytest's options to choose tests.
-        on: the kind of ranks.
 
     """
 
     device: str
-    alone: str
-    together: str
     seconds: float
-    synchronize: Callable[[], object]
-    stream: Callable[[], Any]
-    current_stream: Callable[[], Any]
-    using: Callable[[Any], AbstractContextManager[Any]]
-    event: Callable[[], Any]
-    peak: Callable[[], int | None]
-    reset_peak: Callable[[], object]
     mebibytes: tuple[float, ...]
     models: dict[str, Model]
     repeats: int
     tests: tuple[str, ...]
-    on: str
 
 
 def place(emulated: bool, seconds: float) -> Place:
     """Return the GPU, or the CPU in place of it."""
     if emulated:
-        return Place(
-            device="cpu",
-            alone="gloo",
-            together="gloo",
-            seconds=seconds,
-            synchronize=lambda: None,
-            stream=HostStream,
-            current_stream=HostStream,
-            using=lambda stream: nullcontext(),
-            event=HostEvent,
-            peak=lambda: None,
-            reset_peak=lambda: None,
-            mebibytes=(1 / 64, 1 / 16),
-            models={"small MLP": Model(_small_mlp, _small_batch)},
-            repeats=5,
-            tests=("-k", "ranks_on_gpus or (cpu-1000 and bfloat16)"),
-            on="cpu",
-        )
-    return Place(
-        device="cuda",
-        alone="nccl",
-        together="gloo",
-        seconds=seconds,
-        synchronize=torch.cuda.synchronize,
-        stream=torch.cuda.Stream,
-        current_stream=torch.cuda.current_stream,
-        using=torch.cuda.stream,
-        event=lambda: torch.cuda.Event(enable_timing=True),
-        peak=torch.cuda.max_memory_allocated,
-        reset_peak=torch.cuda.reset_peak_memory_stats,
-        mebibytes=(1, 25, 256),
-        models={name: MODELS[name] for name in ("wide MLP", "transformer")},
-        repeats=20,
-        tests=("-m", "gpu"),
-        on="gpu",
-    )
+        small = {"small MLP": Model(_small_mlp, _small_batch)}
+        chosen = ("-k", "ranks_on_gpus or (cpu-1000 and bfloat16)")
+        return Place("cpu", seconds, (1 / 64, 1 / 16), small, 5, chosen)
+    models = {name: MODELS[name] for name in ("wide MLP", "transformer")}
+    return Place("cuda", seconds, (1, 25, 256), models, 20, ("-m", "gpu"))
 
 
 Rows = Callable[[Place], Iterator[Row]]
@@ -165,15 +95,10 @@ def _small_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def milliseconds(place: Place, call: Callable[..., object], *arguments: Any) -> float:
-    """Return the median milliseconds of a call on the device, after one call that is not timed."""
-    call(*arguments)
-    pairs = [(place.event(), place.event()) for _ in range(place.repeats)]
-    for start, end in pairs:
-        start.record()
-        call(*arguments)
-        end.record()
-    place.synchronize()
-    return median(max(start.elapsed_time(end), 1e-6) for start, end in pairs)
+    """Return the milliseconds of a call on the device: the mean of several, one after the other."""
+    names = {"call": call, "arguments": arguments}
+    timer = Timer("call(*arguments)", globals=names, num_threads=torch.get_num_threads())
+    return 1e3 * timer.timeit(place.repeats).mean
 
 
 # --- 1: facts ------------------------------------------------------------------------------------
@@ -300,7 +225,8 @@ def _same(compressor: Any, x: Tensor, fused: Any) -> bool:
 @contextmanager
 def world_of_one(place: Place) -> Iterator[None]:
     """Make this process the only rank, without a network."""
-    dist.init_process_group(place.alone, store=dist.HashStore(), rank=0, world_size=1)
+    backend = "nccl" if place.device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:
@@ -419,12 +345,12 @@ def one_rank(place: Place) -> Iterator[Row]:
             for name, (wrap, half) in wraps().items():
                 row: Row = {"model": model, "what": name}
                 try:
-                    place.reset_peak()
+                    if place.device == "cuda":
+                        torch.cuda.reset_peak_memory_stats()
                     run = training(place, case, wrap, half)
                     for _ in range(STEPS):
                         run.step()
-                    place.synchronize()
-                    peak = place.peak()
+                    peak = torch.cuda.max_memory_allocated()
                     # A sharded module's own parameters are pieces.
                     full = getattr(run.model, "full_state_dict", None)
                     values = full().values() if full else run.model.parameters()
@@ -437,7 +363,7 @@ def one_rank(place: Place) -> Iterator[Row]:
                         "result": "FAILED" if exact and apart > 1e-3 else "right",
                         "apart from one process": apart,
                         "ms per step": milliseconds(place, run.step),
-                        "peak (MiB)": "-" if peak is None else peak / MIB,
+                        "peak (MiB)": peak / MIB or "-",
                         "states by formula (MiB)": model_state_bytes(numbers, 1, 0, 4, 4, 8) / MIB,
                     }
                     del run, weights, vector
@@ -528,11 +454,12 @@ def _overlap(place: Place, case: Model) -> Row:
         return wrapped, _adam(wrapped)
 
     run = training(place, case, wrap)
-    aside, now = place.stream(), place.current_stream()
+    device = torch.get_device_module(place.device)
+    aside, now = device.Stream(), device.current_stream()
 
     def only_copies() -> None:
         aside.wait_stream(now)
-        with place.using(aside):
+        with device.stream(aside):
             for gradients in pieces.values():
                 copy(gradients)
         now.wait_stream(aside)
@@ -555,83 +482,19 @@ def _overlap(place: Place, case: Model) -> Row:
     }
 
 
-# --- 6 and 7: two ranks --------------------------------------------------------------------------
-
-
-def _rank(number: int, folder: str, there_is: bool, seconds: float, rows: str) -> None:
-    """Run one of two ranks; rank 0 writes the rows of the function named `rows`."""
-    rank_place = place(there_is, seconds)
-    store = dist.FileStore(f"{folder}/store", 2)
-    wait = timedelta(seconds=seconds)
-    dist.init_process_group(
-        rank_place.together, store=store, rank=number, world_size=2, timeout=wait
-    )
-    file = (Path(folder) / "rows").open("w") if number == 0 else None
-    for row in globals()[rows](rank_place):
-        if file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def on_two_ranks(place: Place, rows: str) -> Iterator[Row]:
-    """Run the function named `rows` on two ranks that share the device; yield rank 0's rows."""
-    with tempfile.TemporaryDirectory(prefix="two_ranks_") as folder:
-        arguments = (folder, place.on == "cpu", max(5.0, place.seconds - 10), rows)
-        ranks = torch.multiprocessing.spawn(_rank, arguments, nprocs=2, join=False)
-        path, sent, ended = Path(folder) / "rows", 0, False
-        while not ended:
-            ended = ranks.join(timeout=0.5)  # raises a rank's exception
-            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            complete = [line for line in lines if line.endswith("\n")]
-            yield from map(json.loads, complete[sent:])
-            sent = len(complete)
-
-
-def predicted(place: Place) -> Iterator[Row]:
-    """Yield times of all-reduces by hand, measured, and predicted from the first and last size."""
-    yield from on_two_ranks(place, "_predicted")
-
-
-def _predicted(place: Place) -> Iterator[Row]:
-    from course_lib.cost_model import Link, ring_all_reduce_time
-
-    measured: dict[int, float] = {}
-    sizes = [(64 << 10) << power for power in range(0, 9, 2)]
-    for size in sizes:
-        x = torch.zeros(size // 4, device=place.device)
-        seconds = torch.tensor([milliseconds(place, dist.all_reduce, x) / 1e3])
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        measured[size] = float(seconds)
-        yield {"bytes": size, "measured (ms)": 1e3 * measured[size]}
-    # A ring of two sends two messages, each of half of the bytes: 2 latencies, and all bytes once.
-    first, last = sizes[0], sizes[-1]
-    bandwidth = (last - first) / (measured[last] - measured[first])
-    link = Link(max(0.0, (measured[first] - first / bandwidth) / 2), bandwidth)
-    for size in sizes:
-        seconds = ring_all_reduce_time(size, 2, link)
-        yield {
-            "bytes": size,
-            "measured (ms)": 1e3 * measured[size],
-            "predicted (ms)": 1e3 * seconds,
-            "predicted / measured": seconds / measured[size],
-            "fitted": "yes" if size in (first, last) else "no",
-        }
-
-
-# --- 8: grading ----------------------------------------------------------------------------------
+# --- 6: grading ----------------------------------------------------------------------------------
 
 
 def grading(place: Place) -> Iterator[Row]:
     """Grade the submissions of `autograder demo`, and the right ones on real ranks, too."""
     if not _importable("nbgrader"):
         raise NotThere("nbgrader is not installed, and grading needs it")
-    command = [sys.executable, "-m", "autograder", "demo", "--on", place.on]
+    on = "gpu" if place.device == "cuda" else "cpu"
+    command = [sys.executable, "-m", "autograder", "demo", "--on", on]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     print(process.stdout, process.stderr, flush=True)
     yield {
-        "command": f"autograder demo --on {place.on}",
+        "command": f"autograder demo --on {on}",
         "result": "right" if process.returncode == 0 else "FAILED",
         "output": "\n".join((process.stdout + process.stderr).strip().splitlines()[-12:]),
     }

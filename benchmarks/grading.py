@@ -2,7 +2,7 @@
 
     python benchmarks/grading.py [--rounds 2] [--class-size 12] [--stock-size 2] [--write]
 
-Both grade the same solutions of the same assignment with the same cases and oracles. Stock nbgrader
+Both grade the same solutions of the same assignment with the same cases. Stock nbgrader
 gets only solutions that it can grade. A solution that never ends would cost it minutes, and all of
 the solution's points.
 """

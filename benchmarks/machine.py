@@ -67,6 +67,11 @@ def publish(name: str, markdown: str, series: Mapping[str, Sequence[float]], wri
         (RESULTS / f"{name}.json").write_text(one_line_each(facts(), summaries))
 
 
+def ratios(series: Mapping[str, Sequence[float]], name: str, to: str) -> list[float]:
+    """Return the ratio of one series to another, round by round."""
+    return [a / b for a, b in zip(series[name], series[to], strict=True)]
+
+
 def summary(values: Sequence[float]) -> dict[str, float]:
     """Return a series' rounds, median, lowest and highest value, in four digits."""
     digits = {"median": statistics.median(values), "min": min(values), "max": max(values)}

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,21 +46,8 @@ def sum_of_ranks() -> float:
     return total.item()
 
 
-class Pool(Protocol):
-    """The interface of the compared pools."""
-
-    def run(self, fn: Callable[[], Any]) -> list[Any]:
-        """Return the result of every rank."""
-
-    def kill_one(self) -> None:
-        """End one rank with SIGKILL, and make the pool usable again."""
-
-    def close(self) -> None:
-        """End everything."""
-
-
 class Ours:
-    """`course_lib.ranks`."""
+    """`course_lib.ranks`, with the methods that the other pool has, too."""
 
     def __init__(self, world_size: int) -> None:
         from course_lib.ranks import Ranks
@@ -68,9 +55,11 @@ class Ours:
         self._ranks = Ranks(world_size, on="cpu")
 
     def run(self, fn: Callable[[], Any]) -> list[Any]:
+        """Return the result of every rank."""
         return self._ranks.run(fn)
 
     def kill_one(self) -> None:
+        """End one rank with SIGKILL, and make the pool usable again."""
         from course_lib.ranks import RankError
 
         os.kill(self._ranks.processes()[0], signal.SIGKILL)
@@ -79,6 +68,7 @@ class Ours:
             self._ranks.run(nothing)
 
     def close(self) -> None:
+        """End everything."""
         self._ranks.close()
 
 
@@ -146,7 +136,7 @@ def measure(kind: str, world_size: int) -> dict[str, float]:
     """Return the times and memory of one pool, measured in this process, which must be fresh."""
     cold: list[float] = []
     with timer(cold):
-        pool: Pool = {"ours": Ours, "ipyparallel": IPyParallel}[kind](world_size)
+        pool: Ours | IPyParallel = Ours(world_size) if kind == "ours" else IPyParallel(world_size)
         expected = [sum(range(world_size))] * world_size
         assert pool.run(sum_of_ranks) == expected
     time.sleep(_REST)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from machine import publish, sentence
+from machine import publish, ratios, sentence
 from models import MODELS
 from steps import STEPS, Series, Variant, every_case, options_of, take_turns
 from torch import nn
@@ -143,7 +143,7 @@ def table(name: str, times: Series, results: list[Any]) -> str:
         held = [states[variant] for states, _ in results]
         cells = [variant, f"{1e3 * statistics.median(seconds):.0f}", "", ""]
         if variant in PEERS:
-            low, middle, high = statistics.quantiles(ratios(times, variant), n=4)
+            low, middle, high = statistics.quantiles(ratios(times, variant, PEERS[variant]), n=4)
             cells[2:] = [f"{middle:.2f}", f"{low:.2f} – {high:.2f}"]
         cells.append(f"{max(held) / statistics.mean(held):.3f}")
         middle, guard = (
@@ -153,11 +153,6 @@ def table(name: str, times: Series, results: list[Any]) -> str:
         cells.append(f"{middle / (middle - guard):.4f}" if guard else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def ratios(series: Series, variant: str) -> list[float]:
-    """Return the ratio of a variant to its peer, round by round."""
-    return [a / b for a, b in zip(series[variant], series[PEERS[variant]], strict=True)]
 
 
 if __name__ == "__main__":

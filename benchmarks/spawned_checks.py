@@ -1,7 +1,7 @@
 """Test cells as courses usually write them, to compare with ours: `mp.spawn` per case, and gloo.
 
 `grading.py` puts this file next to a notebook that stock nbgrader grades. The cases, their inputs
-and their oracles come from our own checks. Only the place where the ranks run differs.
+and what is right come from our own checks. Only the place where the ranks run differs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from autograder.course import handed_out
+from autograder.passes.examine import Exam
 from course_lib.checking import Case, Check, Observed, run_check
-from course_lib.checking.loading import load_checks, load_module
 from course_lib.ranks.wire import Plain
 
 
@@ -42,8 +41,8 @@ def passes(name: str, function: Callable[..., Any], source: str) -> bool:
     """Return whether a function passes the check `name` of the assignment in `source`."""
     # An editable installation does not reach a spawned rank by itself.
     sys.path[:0] = [path for path in ("", str(Path(__file__).parent)) if path not in sys.path]
-    check = load_checks(handed_out(Path(source)) / "checks.py")[name]
-    hidden = load_module(Path(source, "hidden.py"), handed_out(Path(source))).HIDDEN.get(name, ())
+    check = Exam.of(Path(source)).checks[name]
+    hidden = check.hidden("seed")
     alone = all(case.world_size == 1 for case in (*check.cases, *hidden))
 
     def run(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,16 +27,13 @@ Series = dict[str, list[float]]
 """Variant → a number for each round."""
 
 
+@dataclass
 class Variant:
     """A model in its wrapper, its optimizer, and how gradients are averaged after backward."""
 
-    def __init__(
-        self,
-        wrapped: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        sync: Callable[[Any], None] | None = None,
-    ) -> None:
-        self.wrapped, self.optimizer, self.sync = wrapped, optimizer, sync
+    wrapped: nn.Module
+    optimizer: torch.optim.Optimizer
+    sync: Callable[[Any], None] | None = None
 
     def step(self, x: Tensor, y: Tensor) -> None:
         """Take one training step on this rank's batch."""

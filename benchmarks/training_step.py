@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from machine import publish, sentence
+from machine import publish, ratios, sentence
 from models import MODELS
 from steps import STEPS, Series, Variant, every_case, options_of, take_turns
 from torch import Tensor, nn
@@ -92,8 +92,7 @@ def table(name: str, times: Series, differences: dict[str, float]) -> str:
     """Return one model's ratios as Markdown."""
     lines = [f"| {name} | ms | ratio | quartiles | weights |", "|---|---|---|---|---|"]
     for variant, seconds in times.items():
-        ratios = sorted(a / b for a, b in zip(seconds, times[TORCH], strict=True))
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        low, middle, high = statistics.quantiles(ratios(times, variant, TORCH), n=4)
         difference = f"{differences[variant]:.0e}" if variant in differences else ""
         lines.append(
             f"| {variant} | {1e3 * statistics.median(seconds):.0f} | {middle:.2f} "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 from collections.abc import Callable
@@ -155,30 +154,15 @@ def text_figure(lines: list[str]) -> Figure:
     return figure
 
 
-PICTURES: dict[str, Callable[[], Picture]] = {
-    "one_step.png": one_step,
-    "deadlock.png": deadlock,
-    "graded.png": graded,
-}
+PICTURES = {"one_step.png": one_step, "deadlock.png": deadlock, "graded.png": graded}
 
 
 def main() -> None:
-    """Draw all pictures, or those named."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--to", type=Path, default=HERE, help="folder of the pictures (default: docs/)"
-    )
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help=f"pictures to draw, of {', '.join(PICTURES)} (default: all)",
-    )
-    options = parser.parse_args()
-    for name in options.names or PICTURES:
-        figure, alt = PICTURES[name]()
-        (options.to / name).write_bytes(png_of(figure))
-        print(f"{options.to / name}: {alt}")
+    """Draw all pictures."""
+    for name, draw in PICTURES.items():
+        figure, alt = draw()
+        (HERE / name).write_bytes(png_of(figure))
+        print(f"{HERE / name}: {alt}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """For every test: one thread per process, no deadline, and no process left behind."""
 
+import contextlib
 import gc
 import importlib
 import os
@@ -17,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -60,39 +62,14 @@ LONG = (
 
 MARK = "SGD_TO_DDP_TEST"
 GRACE_SECONDS = 3.0
+DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+"""Of a process that its parent has not yet collected."""
 
 
 # Started in the background of a script, a shell's commands ignore Ctrl-C, as all that they start
 # would; the tests of interrupts are about a terminal's.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _environment(pid: int) -> dict[str, str]:
-    """Return the environment a process was started with; empty when it is gone or not ours."""
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
-
-
-def _state_and_parent(pid: int) -> tuple[str, int]:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return "X", 0
-    # The command name, in parentheses, may itself hold spaces and parentheses.
-    state, parent = stat.rpartition(")")[2].split()[:2]
-    return state, int(parent)
-
-
-def _descends_from(pid: int, ancestor: int) -> bool:
-    while pid > 1:
-        if pid == ancestor:
-            return True
-        _, pid = _state_and_parent(pid)
-    return False
 
 
 def orphans(mark: str, ancestor: int) -> dict[int, str]:
@@ -105,19 +82,15 @@ def orphans(mark: str, ancestor: int) -> dict[int, str]:
     with an emptied environment.
     """
     found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        pid = int(entry.name)
-        environment = _environment(pid)
-        if environment.get(MARK) != mark or _descends_from(pid, ancestor):
-            continue
-        if _state_and_parent(pid)[0] in "ZX":  # dead, only not yet collected by its parent
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        started_in = environment.get("PYTEST_CURRENT_TEST", "outside any test")
-        found[pid] = f"pid {pid}, started during {started_in}: {command[:160].strip()}"
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it is gone, or not ours
+            environment = process.environ()
+            if environment.get(MARK) != mark or process.status() in DEAD:
+                continue
+            if ancestor not in [process.pid, *(parent.pid for parent in process.parents())]:
+                started_in = environment.get("PYTEST_CURRENT_TEST", "outside any test")
+                command = " ".join(process.cmdline())[:160].strip()
+                found[process.pid] = f"pid {process.pid}, started during {started_in}: {command}"
     return found
 
 

@@ -94,8 +94,7 @@ PLACES: tuple[Kind, ...] = ("simulated", "cpu")
 
 FAILING = [
     pytest.param(
-        *(folder, mutant, place),
-        id=f"{folder.name}-{mutant.task}__{mutant.mistake}-{place}",
+        *(folder, mutant, place), id=f"{folder.name}-{mutant.task}__{mutant.mistake}-{place}"
     )
     for folder in READABLE
     for mutant in mutants_in(folder)

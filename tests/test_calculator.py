@@ -6,7 +6,6 @@ import html
 import json
 import random
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
@@ -31,9 +30,10 @@ from course_lib.pipeline_parallel import bubble_fraction
 from course_lib.sharded_optimizer import model_state_bytes
 from course_lib.simulate import CLUSTERS, Cluster, estimate
 from course_lib.simulate.published import load
+from tests.helpers import ROOT
+from tests.helpers.browser import PROGRAM, needs_browser
 
-PAGE = Path(__file__).parents[1] / "docs/calculator.html"
-BROWSER = next((path for name in ("chromium", "google-chrome") if (path := shutil.which(name))), "")
+PAGE = ROOT / "docs/calculator.html"
 OF_A_NETWORK: dict[str, Callable[..., float]] = {
     formula.__name__: formula
     for formula in (
@@ -94,14 +94,14 @@ def transformer_steps() -> list[Question]:
     return questions
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs chromium")
+@needs_browser
 def test_the_page_calculates_what_python_does(tmp_path: Path) -> None:
     steps = transformer_steps()
     assert len({arguments[2]["zero"] for _, arguments, _ in steps}) == 4 and len(steps) > 20
     questions = [*calls(), *steps]
     asked = quote(json.dumps([question[:2] for question in questions]))
     page = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+        [PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
          "--dump-dom", f"{PAGE.as_uri()}#{asked}"],
         capture_output=True, text=True, timeout=300, check=True,
     ).stdout  # fmt: skip

@@ -31,17 +31,11 @@ def run_pytest(folder: Path, source: str, *options: str) -> subprocess.Completed
     """Run one test file under a copy of this folder's conftest.py, away from its settings."""
     shutil.copy(Path(__file__).with_name("conftest.py"), folder)
     (folder / "test_it.py").write_text(source)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir=.",
-        *options,
-    ]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=."]
+    command += options
+    return subprocess.run(
+        [*command, *options], cwd=folder, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")

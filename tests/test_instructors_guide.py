@@ -71,9 +71,7 @@ def test_commands_of_nbgrader_and_make_are_there() -> None:
     assert {arguments[0] for arguments in commands("make") if arguments} <= set(targets)
 
 
-def test_each_student_has_numbers_of_their_own_and_the_command_finds_a_copy(
-    tmp_path: Path,
-) -> None:
+def test_each_student_has_numbers_of_their_own_and_the_command_finds_a_copy(tmp_path: Path) -> None:
     cell = next(
         block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "me =" in block
     )

@@ -10,10 +10,9 @@ import pytest
 
 from course_lib.checking.asking import _reasons_of_lectures
 from tests.helpers import ROOT
-from tests.helpers.course_folders import FURTHER, RELEASED, SOURCES, assignments, needs_sources
+from tests.helpers.course_folders import FURTHER, RELEASED, SOURCES, assignments
 from tests.helpers.lecture_size import CELLS, WORDS, size_of
 from tests.helpers.notebook_rules import ASSIGNMENT, LECTURE, problems
-from tests.helpers.notebook_rules import RELEASED as RELEASED_RULES
 from tests.helpers.printed_again import executed_again
 
 CORE = sorted((ROOT / "lectures").glob("*.ipynb"))
@@ -71,21 +70,14 @@ def notebooks(folder: Path) -> list[Path]:
     return sorted(path for each in assignments(folder) for path in each.glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("path", notebooks(RELEASED), ids=name)
-def test_what_students_get_of_an_assignment_keeps_to_the_rules(path: Path) -> None:
-    assert not (found := problems(path, RELEASED_RULES)), "\n".join(found)
-
-
-@needs_sources
-@pytest.mark.parametrize("path", notebooks(SOURCES), ids=name)
-def test_the_source_of_an_assignment_keeps_to_the_rules(path: Path) -> None:
+@pytest.mark.every_case
+@pytest.mark.parametrize("path", [*notebooks(RELEASED), *notebooks(SOURCES)], ids=name)
+def test_an_assignment_keeps_to_the_rules(path: Path) -> None:
     assert not (found := problems(path, ASSIGNMENT)), "\n".join(found)
 
 
 @pytest.mark.parametrize(
-    "path",
-    [CORE[0], *(pytest.param(path, marks=pytest.mark.large) for path in CORE[1:])],
-    ids=name,
+    "path", [CORE[0], *(pytest.param(path, marks=pytest.mark.large) for path in CORE[1:])], ids=name
 )
 def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:
     assert not (found := executed_again(path, tmp_path)), "\n".join(found)

@@ -12,9 +12,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed"),
-]
+pytestmark = [pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")]
 
 PYTHON = """#!/bin/sh
 case "$*" in *venv*) mkdir -p .venv/bin .venv/lib;; esac

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from course_lib.checking import (
-    Case,
-    Check,
-    CheckReport,
-    Observed,
-    Variety,
-    by_reference,
-    run_check,
-)
-from course_lib.checking.cases import case_generator
+from course_lib.checking import Case, Check, CheckReport, Observed, Variety, by_reference, run_check
+from course_lib.checking.cases import Wrong, case_generator
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.rounding import bounds_from, moved_inputs
+from course_lib.ranks import Ranks, per_rank
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
-from tests.helpers.seeds import HALVES, cases_of, findings, right_solutions
-from tests.helpers.solutions import checks_of, readable
+from tests.helpers.solutions import checks_of, hidden_cases, mutants_in, readable, solution_of
 
 READABLE = readable(assignments(SOURCES))
+
+
+def right_solutions(folder: Path, task: str) -> list[tuple[str, Callable[..., Any]]]:
+    """Return the course's own solution of a task, and the others that must pass, by name."""
+    others = [m for m in mutants_in(folder) if m.task == task and m.reason is None]
+    return [("ours", solution_of(folder, task)), *((m.mistake, m.function) for m in others)]
+
+
+def require_right(
+    name: str, check: Check, case: Case, function: Callable[..., Any], seeds: list[str]
+) -> None:
+    """Run a solution in a case that is drawn anew for each seed, and judge it."""
+    program = check.program  # alone: the ranks do not need the judge, and some cannot be sent
+
+    def run_all(own_inputs: list[Any]) -> list[Any]:
+        return [program(function, own_input) for own_input in own_inputs]
+
+    inputs = [check.inputs(case, case_generator(seed, name, case)) for seed in seeds]
+    by_rank = per_rank([list(of_rank) for of_rank in zip(*inputs, strict=True)])
+    with Ranks(case.world_size, on="simulated", network=case.network, timeout=600) as ranks:
+        results = ranks.run(run_all, by_rank)
+    for seed, drawn, outputs in zip(seeds, inputs, zip(*results, strict=True), strict=True):
+        try:
+            check.judge(case, drawn, outputs)
+        except Wrong as wrong:
+            pytest.fail(f"{case.name}, seed {seed}: {wrong}")
 
 
 @pytest.mark.large
@@ -36,12 +55,32 @@ READABLE = readable(assignments(SOURCES))
 )
 def test_right_solutions_pass_with_other_seeds(folder: Path, task: str) -> None:
     check, right = checks_of(folder)[task], right_solutions(folder, task)
-    for case in cases_of(folder, task):
-        for i, (name, function) in enumerate(right):
-            count = 12 if case.form.dtype in HALVES else 4
-            seeds = [f"sample {number}" for number in range(i, count, len(right))]
-            for seed, finding in findings(f"{folder.name}/{task}", check, case, function, seeds):
-                assert finding is None, f"{name}, {case.name}, seed {seed}: {finding}"
+    for case in (*check.cases, *hidden_cases(folder, task)):
+        for i, (_, function) in enumerate(right):
+            count = 12 if case.form.dtype in ("bfloat16", "float16") else 4
+            if seeds := [f"sample {number}" for number in range(i, count, len(right))]:
+                require_right(f"{folder.name}/{task}", check, case, function, seeds)
+
+
+DRAWN_SEEDS = 300
+DRAWN = [
+    pytest.param(folder, task, id=f"{folder.name}-{task}")
+    for folder in READABLE
+    for task, check in checks_of(folder).items()
+    if check.drawn is not None
+]
+
+
+@pytest.mark.large
+@needs_sources
+@pytest.mark.parametrize(("folder", "task"), DRAWN)
+def test_a_reference_runs_in_every_case_that_is_drawn(folder: Path, task: str) -> None:
+    """A draw makes no case that is illegal."""
+    check, name = checks_of(folder)[task], f"{folder.name}/{task}"
+    assert check.drawn is not None
+    for seed in range(DRAWN_SEEDS):
+        case = check.drawn(seed)
+        check.prepare(case, check.inputs(case, case_generator("tests", name, case)))
 
 
 X = torch.linspace(0, 3, 5, dtype=torch.float64)

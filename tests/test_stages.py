@@ -80,6 +80,29 @@ def test_a_stopped_run_goes_on_with_another_number_of_ranks(tmp_path):
     assert rest_of_run[0][1] == pytest.approx(whole[0][1], abs=2e-5)
 
 
+def printed_losses(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", output)]
+
+
+@pytest.mark.large
+def test_the_ddp_script_trains_alike_on_any_number_of_ranks(tmp_path):
+    """Also in micro-batches, and in two goes."""
+    alone = torchrun(tmp_path, 1, "train_ddp.py", "--epochs", "3")
+    assert len(printed_losses(alone)) == 3
+    split = torchrun(tmp_path, 3, "train_ddp.py", "--epochs", "3", "--accumulate", "2")
+    assert printed_losses(split) == pytest.approx(printed_losses(alone), abs=2e-6)
+    assert split.splitlines()[-1] == alone.splitlines()[-1]  # each test row counts once
+
+    kept = ("--checkpoint", "kept.pt", "--epochs")
+    first = torchrun(tmp_path, 2, "train_ddp.py", *kept, "2")
+    second = torchrun(tmp_path, 2, "train_ddp.py", *kept, "3")
+    assert second.startswith("going on after epoch 2")
+    assert printed_losses(first) + printed_losses(second) == pytest.approx(
+        printed_losses(alone), abs=2e-6
+    )
+    assert second.splitlines()[-1] == alone.splitlines()[-1]
+
+
 def definitions(source: str) -> dict[str, str]:
     """Return functions and classes by name, without docstrings and comments."""
     nodes = [

@@ -25,6 +25,7 @@ from autograder.pool.book import book
 from autograder.pool.class_list import handed_in, standings, students, verdict_on
 from autograder.pool.workers import MACHINE, Outcome, grade_all
 from autograder.sandbox.sandbox import Sandbox
+from course_lib.cores import usable_cores
 from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = (
@@ -196,11 +197,10 @@ def report(outcomes: Sequence[Outcome]) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options, which `regrade` has too."""
     add_assignment(parser)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parser.add_argument(
         *("--jobs", "-j"),
         type=_positive,
-        default=cores or 1,
+        default=usable_cores(),
         help="submissions graded at the same time (default: %(default)s, one per core)",
     )
     parser.add_argument(

@@ -103,10 +103,7 @@ class Report:
 
 
 def compare(
-    trusted: Record,
-    ranks: Sequence[Record],
-    shards: Mapping[str, Cut] | None = None,
-    factor: float = 4.0,
+    trusted: Record, ranks: Sequence[Record], shards: Mapping[str, Cut] | None = None
 ) -> Report:
     """Report where the ranks' run differs from the trusted one, and what the difference looks like.
 
@@ -116,7 +113,6 @@ def compare(
             weights as the trusted run, and share its batch.
         shards: a pattern of names, such as ``"*.qkv.*"``, → a dimension or a rule (`blocks`, or a
             function), for tensors whose shapes do not show how they are cut; see `layout`.
-        factor: how many times the spread of the trusted run's own rounding is allowed.
 
     Raises ValueError if `trusted` has no disturbed runs, if a rank's record is missing, or if the
     ranks computed in a coarser dtype than the tolerances are made for.
@@ -139,7 +135,7 @@ def compare(
             "the ranks computed in a coarser dtype than the trusted run, so its tolerances are too "
             "narrow for them: make the record with trusted_run(step, dtype=torch.bfloat16)"
         )
-    runs = Runs(trusted, ranks, shards or {}, factor)
+    runs = Runs(trusted, ranks, shards or {})
     candidates, compared, left_out = runs.find()
     for candidate in candidates:
         if not candidate.ranks:  # its kind has a rule of its own, which finds them

@@ -45,6 +45,8 @@ SENTENCES = {
 ORDER = tuple(SENTENCES)
 OWN_RULES = ("input", "mode", "mask", "option")
 """The kinds that are compared by rules of their own, which also find the ranks."""
+ALLOWED = 4.0
+"""How many times the spread of the trusted run's own rounding is allowed."""
 Pairs = Mapping[int, tuple[Tensor, Tensor]]
 """Rank → (actual tensor x, right tensor t), in float64."""
 
@@ -86,10 +88,8 @@ class Runs:
 
     """
 
-    def __init__(
-        self, trusted: Record, ranks: Sequence[Record], shards: Mapping[str, Cut], factor: float
-    ) -> None:
-        self.trusted, self.ranks, self.shards, self.factor = trusted, ranks, shards, factor
+    def __init__(self, trusted: Record, ranks: Sequence[Record], shards: Mapping[str, Cut]) -> None:
+        self.trusted, self.ranks, self.shards = trusted, ranks, shards
         self.world_size = len(ranks)
         self.rows: dict[int, tuple[list[Tensor], list[list[Tensor]]] | None] = {}
         for key, inputs in trusted.tensors.items():
@@ -138,8 +138,8 @@ class Runs:
             self._typical[key.kind] = typical_max, typical_mean
         typical_max, typical_mean = self._typical[key.kind]
         spread_max, spread_mean, size = self._spread(key)
-        largest = self.factor * max(spread_max, typical_max * size)
-        mean = self.factor * max(spread_mean, typical_mean * size)
+        largest = ALLOWED * max(spread_max, typical_max * size)
+        mean = ALLOWED * max(spread_mean, typical_mean * size)
         if key.kind == "update":  # the difference of two weights, each of them rounded
             (weight,) = self.trusted.tensors[Key(key.step, "weight", key.name)]
             if weight.is_floating_point() and weight.numel():

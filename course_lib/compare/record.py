@@ -44,6 +44,8 @@ from course_lib.pipeline_parallel import Pipeline
 _IN_FRONT = re.compile(r"^((module|_orig_mod|_fsdp_wrapped_module)(\.|$))+")
 _INSIDE = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
 _STAGE = re.compile(r"^stages\.\d+\.")  # of a Pipeline
+REPEATS = 4
+"""How many disturbed runs the tolerances come from."""
 OF_ROWS = ("input", "output", "mask", "dropout")
 """The kinds that have a part for each row of the batch."""
 
@@ -147,13 +149,11 @@ def record(model: nn.Module, optimizer: Optimizer | None = None) -> Iterator[Rec
             module.dropout = dropout
 
 
-def trusted_run(
-    step: Callable[[], Record], repeats: int = 4, dtype: torch.dtype | None = None
-) -> Record:
+def trusted_run(step: Callable[[], Record], dtype: torch.dtype | None = None) -> Record:
     """Return the record of `step()` on one rank, with disturbed runs for the tolerances.
 
     `step` builds model, optimizer and batch, runs inside ``with record(…) as recorded``, and
-    returns `recorded`. It is called ``1 + repeats`` times with the same random numbers, and must
+    returns `recorded`. It is called ``1 + REPEATS`` times with the same random numbers, and must
     build everything again each time. In all calls except the first, every value is disturbed by a
     rounding of its dtype. Give `dtype` if the ranks compute in a coarser dtype than the trusted run
     (bfloat16): the disturbance is then a rounding of `dtype`. If the ranks use ``torch.autocast``,
@@ -164,7 +164,7 @@ def trusted_run(
     state = torch.get_rng_state()
     trusted = step()
     trusted.dtype = dtype
-    for seed in range(repeats):
+    for seed in range(REPEATS):
         torch.set_rng_state(state)
         token = _disturbance.set(_Disturbance(seed, dtype))
         try:

@@ -32,7 +32,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from course_lib.figures._explore import Explored, explore, tip
+from course_lib.figures._explore import explore, tip
+from course_lib.figures._shown import Described
 from course_lib.ranks import Network, Ranks, clock
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
@@ -362,7 +363,7 @@ def draw_circle(moments: Sequence[Moment], number: int) -> Figure:
 
 def explore_chunks(
     films: Mapping[tuple[str, int], Sequence[Moment]], *, first: dict[str, Any], alt: str
-) -> Explored:
+) -> Described:
     """Return `draw_moment` under sliders: algorithm, number of ranks K, and step.
 
     `films` has the moments of a run, from `chunk_moments`, for each (algorithm, K).
@@ -387,7 +388,7 @@ def explore_chunks(
 
 def explore_circle(
     films: Mapping[int, Sequence[Moment]], *, first: dict[str, Any], alt: str
-) -> Explored:
+) -> Described:
     """Return `draw_circle` under sliders: number of ranks K, and step.
 
     `films` has the moments of a ring, from `chunk_moments`, for each K.

@@ -56,10 +56,6 @@ div.course-explore .all { max-height: 20em; overflow: auto; }
 </style>"""
 
 
-class Explored(Described):
-    """A figure with sliders, in the form that a notebook can show; see `explore`."""
-
-
 def explore(
     draw: Callable[..., Figure],
     describe: Callable[..., str],
@@ -68,7 +64,7 @@ def explore(
     first: dict[str, Any] | None = None,
     play: str | None = None,
     **parameters: Iterable[Any],
-) -> Explored:
+) -> Described:
     """Return a figure with sliders, for a notebook to display.
 
     Viewers that do not run the program, such as GitHub and a notebook that is not trusted, show the
@@ -125,7 +121,7 @@ def explore(
     image = base64.b64encode(still).decode("ascii")
     alt = " ".join(alt.split())
     page = _element(data, image, alt)
-    return Explored({"text/html": page, "image/png": image, "text/plain": alt})
+    return Described({"text/html": page, "image/png": image, "text/plain": alt})
 
 
 def tip(artist: Artist, text: str) -> None:

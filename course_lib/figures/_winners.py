@@ -22,10 +22,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never 
 
 
 def winner_map(
-    ax: Axes,
-    xs: Sequence[float],
-    winners: Mapping[int, Sequence[str]],
-    names: Sequence[str] = (),
+    ax: Axes, xs: Sequence[float], winners: Mapping[int, Sequence[str]], names: Sequence[str] = ()
 ) -> None:
     """Draw which name wins at each x and y.
 

@@ -10,6 +10,7 @@ what a rank does not hold. Every box has a name, so no colour is needed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -299,10 +300,9 @@ def ring_attention(world_size: int = 4) -> Figure:
     return figure
 
 
-def mesh_cube(sizes: Sequence[int] = (2, 2, 2)) -> Figure:
-    """Draw a mesh of data × pipeline × tensor parallel ranks, with rank 0's groups thick."""
+def mesh_cube() -> Figure:
+    """Draw a mesh of 2 × 2 × 2 ranks, data × pipeline × tensor, with rank 0's groups thick."""
     figure, axes = _canvas(12, 5.6)
-    dp, pp, tp = sizes
 
     def place(d: int, p: int, t: int) -> tuple[float, float]:
         return 2.2 + t * 3.4 + d * 1.9, 4.7 - p * 2.7 - d * 1.0
@@ -312,10 +312,10 @@ def mesh_cube(sizes: Sequence[int] = (2, 2, 2)) -> Figure:
         ("pipeline parallel", (0, 1, 0), "#d55e00", "--"),
         ("data parallel", (1, 0, 0), "#009e73", ":"),
     )
-    every = [(d, p, t) for d in range(dp) for p in range(pp) for t in range(tp)]
+    every = list(itertools.product(range(2), repeat=3))
     for number, (name, (u, v, w), color, line) in enumerate(ways):
         for d, p, t in every:
-            if d + u < dp and p + v < pp and t + w < tp:
+            if max(d + u, p + v, t + w) < 2:
                 xs, ys = zip(place(d, p, t), place(d + u, p + v, t + w), strict=True)
                 thick = 4 if (d, p, t) == (0, 0, 0) else 1.3
                 _line(axes, xs, ys, thick, color, line)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import sys
 import textwrap
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
+
+from course_lib.cores import usable_cores
 
 DESCRIPTION = (
     "Check whether this machine has what the course needs, and say what to do if not. Exit status: "
@@ -164,7 +165,7 @@ def torch_and_gpus() -> Finding:
 
 def memory() -> Finding:
     """Test how much memory processes can still get, and how many cores they may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     free = _available()
     if free is None:
         return Finding("memory", f"free memory is unknown; {cores} cores")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from dataclasses import dataclass, field
 
 import torch
+
+from course_lib.cores import usable_cores
 
 _SHARING_NCCL = (2, 30)
 """The first release of NCCL that allows two ranks on one GPU."""
@@ -30,8 +31,7 @@ class Placement:
     @property
     def threads(self) -> int:
         """Threads per rank: the cores of this machine, divided among the ranks."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        return max(1, cores // len(self.devices))
+        return max(1, usable_cores() // len(self.devices))
 
 
 def place(world_size: int, on: str) -> Placement:

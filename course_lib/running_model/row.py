@@ -7,10 +7,9 @@ are simulated: times are virtual, and the same on every machine.
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -152,43 +151,25 @@ class _Run(NamedTuple):
 
 
 def _observed(train: Train, steps: int) -> _Run:
-    """Run a program on this rank, and count what autograd saves."""
-    saved = _Saved()
-    with saved:
-        result = train(steps)
-    losses = result[-1] if isinstance(result, tuple) else result
-    return _Run(saved.bytes, None if losses is None or not len(losses) else float(losses[-1]))
+    """Run a program on this rank; count the bytes that autograd saves, without weights.
 
-
-class _Saved:
-    """Counts the bytes that autograd saves: each piece of memory once, without weights.
-
-    It keeps the pieces alive: otherwise a later piece could get the address of a freed one, and the
-    two would look like one.
+    Each piece of memory counts once. The pieces are kept alive: otherwise a later piece could get
+    the address of a freed one, and the two would look like one.
     """
+    pieces: dict[int, torch.UntypedStorage] = {}
 
-    def __init__(self) -> None:
-        self._pieces: dict[int, torch.UntypedStorage] = {}
-        self._hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
-            self._keep, lambda tensor: tensor
-        )
-
-    def __enter__(self) -> None:
-        self._hooks.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._hooks.__exit__(*error)
-
-    def _keep(self, tensor: Tensor) -> Tensor:
+    def keep(tensor: Tensor) -> Tensor:
         base = tensor if tensor._base is None else tensor._base
         if not isinstance(base, nn.Parameter):
             storage = tensor.untyped_storage()
-            self._pieces[storage._cdata] = storage
+            pieces[storage._cdata] = storage
         return tensor
 
-    @property
-    def bytes(self) -> int:
-        return sum(piece.nbytes() for piece in self._pieces.values())
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = train(steps)
+    saved = sum(piece.nbytes() for piece in pieces.values())
+    losses = result[-1] if isinstance(result, tuple) else result
+    return _Run(saved, None if losses is None or not len(losses) else float(losses[-1]))
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -88,9 +88,7 @@ def synchronized(synchronize: Callable[[Iterable[Tensor]], object]) -> Prepare:
     def prepare(model: nn.Module, make_optimizer: Optimize, backward: Backward) -> Step:
         optimizer = make_optimizer(model.parameters())
         return _step(
-            optimizer,
-            lambda batch: backward(model, batch),
-            lambda: synchronize(model.parameters()),
+            optimizer, lambda batch: backward(model, batch), lambda: synchronize(model.parameters())
         )
 
     return prepare

@@ -10,12 +10,7 @@ from course_lib.simulate.cluster import CLUSTERS
 from course_lib.simulate.failures import Fleet
 from course_lib.simulate.layout import Layout
 from course_lib.simulate.published import load, number_of
-from course_lib.simulate.report import (
-    estimate_table,
-    failures_table,
-    found_table,
-    runs_table,
-)
+from course_lib.simulate.report import estimate_table, failures_table, found_table, runs_table
 from course_lib.simulate.search import search
 from course_lib.simulate.step_time import estimate
 from course_lib.simulate.transformer import Transformer

@@ -62,9 +62,6 @@ class Cluster:
         between: the same to other nodes, for one device: for one adapter, if each has its own.
         reached: the shares of all these numbers that a program reaches.
 
-    Raises:
-        ValueError: a number is out of range.
-
     """
 
     device: Device
@@ -73,12 +70,6 @@ class Cluster:
     inside: Link
     between: Link
     reached: Reached = Reached(0.7)
-
-    def __post_init__(self) -> None:
-        if self.node_size < 1:
-            raise ValueError(f"node_size={self.node_size} must be 1 or more")
-        if self.memory <= 0:
-            raise ValueError(f"memory={self.memory} must be above 0 bytes")
 
     @property
     def link_inside(self) -> Link:

@@ -5,13 +5,7 @@ from dataclasses import replace
 from statistics import median
 
 from course_lib.simulate.cluster import Cluster
-from course_lib.simulate.failures import (
-    Fleet,
-    best_interval,
-    restarting,
-    shrinking,
-    with_spares,
-)
+from course_lib.simulate.failures import Fleet, best_interval, restarting, shrinking, with_spares
 from course_lib.simulate.layout import Layout
 from course_lib.simulate.published import Run
 from course_lib.simulate.search import Found

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.collectives import Group, place_in
+from course_lib.collectives import place_in
 from course_lib.train.config import ConfigError
 
 KEEP = 2
@@ -65,9 +65,7 @@ def save_checkpoint(folder: Path, step: int, content: dict[str, Any]) -> Path:
     return path
 
 
-def load_checkpoint(
-    folder: Path, say: Callable[[str], None], group: Group = None
-) -> dict[str, Any] | None:
+def load_checkpoint(folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
     """Return the newest checkpoint that rank 0 can read, on all ranks; None if there is none.
 
     All ranks must call. Creates `folder` if it is missing, and removes the remains of an
@@ -77,7 +75,7 @@ def load_checkpoint(
     not after a hundred steps. It also raises ConfigError if all checkpoints are damaged, because a
     person must decide whether to start over.
     """
-    rank, _ = place_in(group)
+    rank, _ = place_in(None)
     outcome: list[Any] = [None, None]  # the problem, the content of the file
     if rank == 0:
         try:
@@ -95,7 +93,7 @@ def load_checkpoint(
                     "another folder with --checkpoint, or move the checkpoints away to start from "
                     "step 0."
                 )
-    dist.broadcast_object_list(outcome, group=group, group_src=0)
+    dist.broadcast_object_list(outcome, src=0)
     problem, data = outcome
     if problem is not None:
         raise ConfigError(problem)

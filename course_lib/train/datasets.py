@@ -6,7 +6,6 @@ each byte is the next one.
 """
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -44,15 +43,10 @@ class Dataset:
 
         For example, the documentation's text differs between releases of Python.
         """
-        return digest_of(tensor.cpu().contiguous().numpy().tobytes() for tensor in self.train)
-
-
-def digest_of(pieces: Iterable[bytes]) -> str:
-    """Return 16 hexadecimal digits that change if any bit changes."""
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()[:16]
+        digest = hashlib.sha256()
+        for tensor in self.train:
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
 
 def load_dataset(config: TrainConfig, device: torch.device) -> Dataset:

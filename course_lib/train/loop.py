@@ -20,7 +20,7 @@ from torch import Tensor
 from course_lib.collectives import place_in
 from course_lib.sharding import ShardedSampler, shard
 from course_lib.train.config import ConfigError, TrainConfig
-from course_lib.train.datasets import Examples, digest_of, load_dataset
+from course_lib.train.datasets import Examples, load_dataset
 from course_lib.train.models import mean_loss
 from course_lib.train.progress import Progress, say
 from course_lib.train.trainer import Trainer
@@ -48,11 +48,6 @@ class TrainResult:
     test_accuracy: float
     resumed_at: int
     weights: dict[str, Tensor]
-
-    def digest(self) -> str:
-        """Return 16 hexadecimal digits that change if any bit of the weights changes."""
-        weights = self.weights.items()
-        return digest_of(name.encode() + t.contiguous().numpy().tobytes() for name, t in weights)
 
 
 def train(config: TrainConfig) -> TrainResult:

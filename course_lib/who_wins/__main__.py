@@ -2,11 +2,11 @@
 
 import argparse
 import itertools
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from course_lib.cores import usable_cores
 from course_lib.who_wins.algorithms import ALGORITHMS
 from course_lib.who_wins.problem import Problem
 from course_lib.who_wins.report import assumptions, map_table, steps_table
@@ -50,17 +50,10 @@ def _parser() -> argparse.ArgumentParser:
         help=f"algorithms among {', '.join(ALGORITHMS)}")  # fmt: skip
     add("--seeds", type=int, default=5, help="number of seeds per algorithm (default: 5)")
     add("--straggler", type=float, default=1.0, help="factor by which worker 1 is slower")
-    add("--processes", type=int, default=_cores(),
+    add("--processes", type=int, default=usable_cores(),
         help="number of training runs at the same time")  # fmt: skip
     add("--figure", type=Path, help="draw the map to this file")
     return parser
-
-
-def _cores() -> int:
-    """Return how many cores this process may use; macOS tells only how many there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _map(options: argparse.Namespace) -> None:

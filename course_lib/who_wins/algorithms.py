@@ -25,14 +25,7 @@ from typing import Literal
 from course_lib.compression import ErrorFeedback, OneBit, PowerSGD, TopK, Uniform8Bit
 from course_lib.gradient_sync import sync_flat
 from course_lib.local_sgd import DiLoCo, LocalSGD
-from course_lib.running_model.ways import (
-    EVERY,
-    Prepare,
-    averaged,
-    gossip,
-    overlapped,
-    synchronized,
-)
+from course_lib.running_model.ways import EVERY, Prepare, averaged, gossip, overlapped, synchronized
 from course_lib.who_wins.settings import Setting, tuned
 
 _CAP = 16 / 1024

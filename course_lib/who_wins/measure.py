@@ -241,6 +241,7 @@ def run_server(
     return result
 
 
+@cache
 def lumps_of(problem: Problem, optimizer: str) -> Lumps:
     """Count, on two ranks, the computation between an incoming and an outgoing message."""
     two = Problem(2, problem.rows, problem.target)
@@ -259,9 +260,6 @@ def lumps_of(problem: Problem, optimizer: str) -> Lumps:
     return Lumps(*rises)
 
 
-_lumps = cache(lumps_of)
-
-
 def train_with_server(
     problem: Problem, name: str, seed: int, network: Network, setting: Setting | None = None,
     options: Mapping[str, int] | None = None,
@@ -269,7 +267,7 @@ def train_with_server(
     """Train to the target under `network`; the algorithm's setting and options by default."""
     chosen = setting or setting_of(name)
     updates = problem.steps * problem.workers
-    lumps = _lumps(problem, chosen.optimizer)
+    lumps = lumps_of(problem, chosen.optimizer)
     times, looks = run_server(problem, name, chosen, seed, updates, network, lumps, options=options)
     reached = steps_to(problem.target, looks)
     return Served(reached, None if reached is None else times[reached - 1])

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from course_lib.ranks import Ranks
-from course_lib.ranks.trace.trace import Trace
 from tests.helpers.carried_ranks import CarriedRanks
 from tests.helpers.emulated_nccl import emulate
 
 CARRIERS = ("simulated", "cpu", "nccl", "sockets")
 """The fabric in this process, gloo, NCCL's semantics over gloo, the grader's network."""
-
-
-class Carried(Protocol):
-    """What all of them have."""
-
-    trace: Trace
-
-    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]: ...
 
 
 @functools.cache
@@ -29,7 +19,7 @@ def _started(carrier: str, k: int, timeout: float) -> Ranks:
     return Ranks(k, on=on, timeout=timeout, metered=carrier != "sockets")
 
 
-def ranks_on(carrier: str, k: int, timeout: float = 60) -> Carried:
+def ranks_on(carrier: str, k: int, timeout: float = 60) -> Ranks | CarriedRanks:
     """Return ranks that all tests of a worker share: each must leave them in order."""
     ranks = _started(carrier, k, timeout)
     if carrier == "sockets":

@@ -1,7 +1,5 @@
 """One function that calls every operation of torch.distributed, for tests on all kinds of ranks."""
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -170,13 +168,3 @@ def everything(n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
     out.update(point_to_point(n))
     out.update(groups(n))
     return out
-
-
-def assert_same(ours: Any, theirs: Any, name: str) -> None:
-    if isinstance(ours, list):
-        assert len(ours) == len(theirs), name
-        for a, b in zip(ours, theirs, strict=True):
-            assert_same(a, b, name)
-    else:
-        assert ours.dtype == theirs.dtype, name
-        assert torch.equal(ours, theirs), f"{name}: {ours} is not {theirs}"

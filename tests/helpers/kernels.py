@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import psutil
 from jupyter_client.manager import KernelManager
 
 PATIENCE = 300.0
@@ -95,10 +95,9 @@ def kernel(**options: Any) -> Iterator[Kernel]:
 def alive(pid: int) -> bool:
     """Return whether a process runs; a dead one that its parent has yet to collect does not."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def wait_until_gone(pids: list[int], seconds: float = 60.0) -> list[int]:
@@ -107,19 +106,3 @@ def wait_until_gone(pids: list[int], seconds: float = 60.0) -> list[int]:
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes below `pid`."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(entry.name)] = int(fields[1])
-    found: list[int] = []
-    layer = {pid}
-    while layer := {child for child, parent in parents.items() if parent in layer}:
-        found += sorted(layer)
-    return found

@@ -1,7 +1,7 @@
 """The rules of every notebook of the course. A rule yields one sentence for each breach.
 
-`problems(path, rules)` applies LECTURE, ASSIGNMENT (its source) or RELEASED (the students'
-version): lectures are committed with their outputs, assignments without.
+`problems(path, rules)` applies LECTURE or ASSIGNMENT: lectures are committed with their outputs,
+assignments without.
 """
 
 import itertools
@@ -64,9 +64,7 @@ def format_is_valid(nb: NotebookNode, path: Path) -> Iterator[str]:
         yield f"format is {nb.nbformat}.{nb.nbformat_minor}, not 4.5"
     yield from (error.message for error in iter_validate(nb, version=4, version_minor=5))
     ids = [cell.get("id", "") for cell in nb.cells]
-    yield from (
-        f"cell id {i!r} appears twice" for i in sorted({i for i in ids if ids.count(i) > 1})
-    )
+    yield from (f"cell id {name!r} appears twice" for name in repeated(ids))
 
 
 def kernel_is_the_stock_one(nb: NotebookNode, path: Path) -> Iterator[str]:
@@ -218,9 +216,7 @@ def is_an_assignment(nb: NotebookNode, path: Path) -> Iterator[str]:
     if not any(meta.get("grade") for meta in marked):
         yield "no cell gives points"
     ids = [meta.get("grade_id", "") for meta in marked]
-    yield from (
-        f"grade_id {i!r} appears twice" for i in sorted({i for i in ids if ids.count(i) > 1})
-    )
+    yield from (f"grade_id {name!r} appears twice" for name in repeated(ids))
     for meta in marked:
         if not (name := meta.get("grade_id", "")):
             yield "a cell without a grade_id"
@@ -238,13 +234,6 @@ def explore_cells_are_free(nb: NotebookNode, path: Path) -> Iterator[str]:
             yield f"cell {i}: tagged explore, but nbgrader tracks it, or it is locked"
 
 
-def nothing_is_given_away(nb: NotebookNode, path: Path) -> Iterator[str]:
-    for i, cell in enumerate(nb.cells):
-        for region in ("SOLUTION", "MARK SCHEME", "HIDDEN TESTS"):
-            if f"BEGIN {region}" in cell.source or f"END {region}" in cell.source:
-                yield f"cell {i}: a {region.lower()} that students would see"
-
-
 EVERYWHERE: list[Rule] = [
     *(format_is_valid, kernel_is_the_stock_one, headings_form_an_outline, links_lead_somewhere),
     *(images_are_described, tags_are_known, errors_are_announced, outputs_name_no_machine),
@@ -252,7 +241,6 @@ EVERYWHERE: list[Rule] = [
 ]
 LECTURE: list[Rule] = [*EVERYWHERE, was_run_once_from_the_top]
 ASSIGNMENT: list[Rule] = [*EVERYWHERE, is_stripped, is_an_assignment, explore_cells_are_free]
-RELEASED: list[Rule] = [*ASSIGNMENT, nothing_is_given_away]
 
 
 def problems(path: Path, rules: list[Rule]) -> list[str]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-SOURCE = "torch.testing._internal.distributed.distributed_test"
 SKIPS = ("skip_if_lt_x_gpu", "skip_if_no_gpu", "nccl_skip_if_lt_x_gpu", "require_n_gpus_for_nccl")
 DEVICE_NAMES = ("rank", "self.rank", "device_id", "torch.cuda.current_device()")
 DDP_NAMES = ("nn.parallel.DistributedDataParallel", "torch.nn.parallel.DistributedDataParallel")

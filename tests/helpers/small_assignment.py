@@ -7,7 +7,6 @@ from nbformat import NotebookNode, v4
 POINTS = 3.0
 STUB = "def double(x):\n    raise NotImplementedError"
 RIGHT = "def double(x):\n    return 2 * x"
-WRONG = "def double(x):\n    return x"
 TEST = "assert double(two) == 4"
 
 

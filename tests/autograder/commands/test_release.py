@@ -91,7 +91,7 @@ def test_no_solution_hidden_case_or_mutant_is_given_away(folder: Path) -> None:
     hidden = getattr(hidden, "HIDDEN", {})
     secrets = {case.name for cases in hidden.values() for case in cases}
     secrets |= {f"{m.task}__{m.mistake}" for m in mutants_of(load_module(folder / "mutants.py"))}
-    secrets |= {"HIDDEN = {", "MASKED", "mutants", "BEGIN SOLUTION", "MARK SCHEME"}
+    secrets |= {"HIDDEN = {", "MASKED", "mutants", "BEGIN SOLUTION", "MARK SCHEME", "HIDDEN TESTS"}
     assert not {secret for secret in secrets if secret in everything}
 
 

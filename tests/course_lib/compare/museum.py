@@ -9,7 +9,7 @@ the mistake allows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,7 @@ class Bug:
     right: Callable[[], Record]
     source: str
     kind: str
-    labels: tuple[str, ...]
+    label: str
     shards: Mapping[str, Cut]
 
     @property
@@ -143,18 +143,13 @@ def one_rank(
 
 
 def bug(
-    source: str,
-    kind: str,
-    *labels: str,
-    right: Callable[..., Record] = one_rank,
-    shards: Mapping[str, Cut] | None = None,
-    **options: Any,
+    source: str, kind: str, label: str, shards: Mapping[str, Cut] | None = None, **options: Any
 ) -> Callable[[Callable[[], Record]], Callable[[], Record]]:
-    """Add a bug; `options` are those of `right`, the step on one rank."""
+    """Add a bug; `options` are those of `one_rank`."""
 
     def add(step: Callable[[], Record]) -> Callable[[], Record]:
         url = "https://github.com/" + source
-        BUGS.append(Bug(step, partial(right, **options), url, kind, labels, shards or {}))
+        BUGS.append(Bug(step, partial(one_rank, **options), url, kind, label, shards or {}))
         return step
 
     return add
@@ -588,9 +583,8 @@ class Right:
 
     step: Callable[[int], Record]
     right: Callable[..., Record]
-    shards: Mapping[str, Cut] = field(default_factory=dict)
-    rounded_to: torch.dtype | None = None
-    on: str = "simulated"
+    rounded_to: torch.dtype | None
+    on: str
 
 
 RIGHT: list[Right] = []
@@ -605,7 +599,7 @@ def right(
     """Add a right program; `options` are those of `one`, its step on one rank."""
 
     def add(step: Any) -> Any:
-        RIGHT.append(Right(step, partial(one, **options), rounded_to=rounded_to, on=on))
+        RIGHT.append(Right(step, partial(one, **options), rounded_to, on))
         return step
 
     return add

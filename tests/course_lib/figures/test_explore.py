@@ -15,7 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from course_lib.figures import explore, tip
-from course_lib.figures._explore import Explored
+from course_lib.figures._shown import Described
 
 SIZES, STEPS = [2, 3, 5], range(4)
 
@@ -33,12 +33,12 @@ def in_words(K: int, step: int) -> str:
     return f"After {step} steps the last of {K} ranks has {K - 1 + step}."
 
 
-def shown(**options: Any) -> Explored:
+def shown(**options: Any) -> Described:
     arguments: dict[str, Any] = {"K": SIZES, "step": STEPS, "alt": "Bars grow."} | options
     return explore(bars, in_words, **arguments)
 
 
-def page_of(explored: Explored) -> str:
+def page_of(explored: Described) -> str:
     return explored._repr_mimebundle_()["text/html"]
 
 
@@ -53,11 +53,11 @@ def drawings_in(data: dict[str, Any]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def explored() -> Explored:
+def explored() -> Described:
     return shown(first={"step": 2}, alt="So & <so>.")
 
 
-def test_every_combination_has_its_drawing_and_its_words(explored: Explored) -> None:
+def test_every_combination_has_its_drawing_and_its_words(explored: Described) -> None:
     data = data_in(page_of(explored))
     hatches, *drawings = drawings_in(data)
     assert not hatches
@@ -74,7 +74,7 @@ def test_every_combination_has_its_drawing_and_its_words(explored: Explored) -> 
     assert not plt.get_fignums()
 
 
-def test_the_element_fetches_nothing_and_says_what_it_shows(explored: Explored) -> None:
+def test_the_element_fetches_nothing_and_says_what_it_shows(explored: Described) -> None:
     page = page_of(explored)
     assert repr(explored) == explored._repr_mimebundle_()["text/plain"] == "So & <so>."
     assert 'alt="So &amp; &lt;so&gt;."' in page and f"<td>{in_words(5, 3)}</td>" in page

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.simulate.failures import (
-    Fleet,
-    best_interval,
-    replay,
-    restarting,
-    young_interval,
-)
+from course_lib.simulate.failures import Fleet, best_interval, replay, restarting, young_interval
 
 YEAR = 365 * 24 * 3600.0
 FLEET = Fleet(16384, 5 * YEAR)
@@ -30,11 +24,7 @@ def test_histories_have_the_share_of_the_formula(devices: int) -> None:
     assert mean(shares) == pytest.approx(restarting(fleet), abs=4 * error)
 
 
-@given(
-    devices=st.integers(100, 200_000),
-    checkpoint=st.floats(1, 300),
-    restart=st.floats(0, 1200),
-)
+@given(devices=st.integers(100, 200_000), checkpoint=st.floats(1, 300), restart=st.floats(0, 1200))
 def test_dalys_interval_is_the_best_one(devices: int, checkpoint: float, restart: float) -> None:
     fleet = Fleet(devices, 5 * YEAR, checkpoint, restart)
     best = best_interval(fleet)

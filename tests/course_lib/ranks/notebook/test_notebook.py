@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from autograder.sandbox.memory import descendants
 from tests.helpers import ROOT
-from tests.helpers.kernels import Kernel, descendants, kernel, wait_until_gone
+from tests.helpers.kernels import Kernel, kernel, wait_until_gone
 
 KERNELSPEC = ROOT / "course_lib" / "ranks" / "notebook" / "kernelspec"
 
