@@ -90,26 +90,18 @@ class Question:
         elif answer is not None and self.kind == "option":
             self._verdict = f"Your answer, option {answer}, is locked. The run below decides."
 
-    def score(self, actual: Any, *, within: float = 0.05, why: Sequence[str] = ()) -> Question:
+    def score(self, actual: Any, *, within: float = 0.05) -> Question:
         """Compare the answer with the run, show and record the result, and return the question.
 
         Args:
             actual: the run's value: a number, a tensor of one element, or a text; for a line, a
                 function with its arguments that returns the right value.
             within: relative error up to which a number is right.
-            why: a sentence for each option: why a wrong one is tempting, or why a right one holds.
-                Those of the lectures are in reasons.json: in the source, they would give the
-                answer away.
 
-        Raises:
-            ValueError: `why` does not have one sentence for each option.
+        Why a wrong option is tempting, or a right one holds, is in reasons.json for the lectures'
+        questions: in the source, it would give the answer away.
 
         """
-        if why and len(why) != len(self.options):
-            raise ValueError(
-                f"why must have one reason for each of the {len(self.options)} options, got "
-                f"{len(why)}"
-            )
         if self.kind == "line":
             self._score_line(actual)
         else:
@@ -118,7 +110,7 @@ class Question:
                 self._score_number(within)
             else:
                 self._score_option(within)
-                self._reasons = why or _reasons_of_lectures().get(self.text, ())
+                self._reasons = _reasons_of_lectures().get(self.text, ())
         if self.right is not None:
             entry = {"scored": self.text, "actual": self.actual, "right": self.right}
             diary.keep(diary.PREDICTIONS, {**entry, **self._size()})

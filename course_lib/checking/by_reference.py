@@ -17,11 +17,11 @@ of the case: see `rounding`. The reference is named as text, so nobody meets it 
 from __future__ import annotations
 
 import hashlib
-import importlib
+import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,10 +77,7 @@ def by_reference(
     allowed: Allowed | None = None,
     network: DrawNetwork | Network = NETWORK,
     worth: Mapping[str, float] | None = None,
-    seconds: float | None = None,
     expects: Sequence[Expectation] = (),
-    answers: Callable[[Any, Any], tuple[Any, float]] | None = None,
-    withheld: Sequence[str] = (),
 ) -> Check:
     """Return the check of one task.
 
@@ -107,13 +104,10 @@ def by_reference(
         allowed: what a right function may send that the reference does not.
         network: the network of the virtual clock, or ``network(d, inputs)``, which draws it.
         worth: part → share of the points; see `Check`.
-        seconds: time limit of one case.
         expects: further demands on the communication.
-        answers: answers what the program asks; see `Check`.
-        withheld: keys of the input that only `answers` sees.
 
     """
-    rank_program = RankProgram(program, tuple(may_change), answers, tuple(withheld))
+    rank_program = RankProgram(program, tuple(may_change))
     task = _ByReference(
         function,
         reference,
@@ -135,14 +129,9 @@ def by_reference(
         inputs=task.inputs,
         judge=task.judge,
         cases=task.cases(seeds),
-        seconds=seconds,
         expects=(Expectation(task.communication), *expects),
         worth=dict(worth or {}),
         computes=task.computes,
-        answers=None
-        if answers is None
-        else lambda rank_input, question: answers(rank_input["own"], question),
-        withheld=tuple(withheld),
         prepare=task.expected,
         hidden=task.hidden,
         drawn=task.case,
@@ -202,11 +191,12 @@ class _ByReference:
 
     def hidden(self, secret: str) -> tuple[Case, ...]:
         """Return the cases of a class's secret seed."""
-        seeds = random_seeds(f"{secret}/{self.function}", HIDDEN_CASES)
-        return tuple(
-            replace(case, name=f"{case.name}, № {n}")
-            for n, case in enumerate(map(self.case, seeds))
-        )
+        cases = []
+        for n in range(HIDDEN_CASES):
+            digest = hashlib.sha256(f"{secret}/{self.function}/{n}".encode()).digest()
+            case = self.case(int.from_bytes(digest[:6], "big"))
+            cases.append(replace(case, name=f"{case.name}, № {n}"))
+        return tuple(cases)
 
     def case(self, seed: int) -> Case:
         """Return the case of a seed."""
@@ -286,12 +276,6 @@ class _ByReference:
 
     # The reference --------------------------------------------------------------------------------
 
-    @cached_property
-    def _right(self) -> Callable[..., Any]:
-        module, _, name = self.reference.partition(":")
-        reference: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return reference
-
     def expected(self, case: Case, inputs: Sequence[Any]) -> Expected:
         """Return what the reference does in a case; it runs once for the same inputs.
 
@@ -317,8 +301,9 @@ class _ByReference:
         """Run the reference on simulated ranks; return its values and the trace."""
         # A machine that is busy must not make a reference fail, so its limit is long.
         check = Check(self.function, program, self.inputs, self.judge, (case,), seconds=60)
+        right = pkgutil.resolve_name(self.reference)
         try:
-            observed = LocalRunner(self._right, "simulated", echo=None)(check, case, inputs)
+            observed = LocalRunner(right, "simulated", echo=None)(check, case, inputs)
             assert observed.trace is not None
             return [opened(r, out)[0] for r, out in enumerate(observed.outputs)], observed.trace
         except (RanksError, Wrong) as error:
@@ -477,12 +462,6 @@ class _Counting(_InTurn):
             return {"value": self.program(function, inputs, case), "computes": lengths}
         finally:
             computation._local.compute = spend
-
-
-def random_seeds(secret: str, count: int) -> list[int]:
-    """Return seeds of cases, the same for the same secret."""
-    digests = (hashlib.sha256(f"{secret}/{n}".encode()).digest() for n in range(count))
-    return [int.from_bytes(digest[:6], "big") for digest in digests]
 
 
 def expect_same_bits(case: Case, values: Sequence[Any]) -> None:

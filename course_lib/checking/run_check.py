@@ -68,10 +68,6 @@ _SIMPLER: tuple[tuple[str, Any, str], ...] = (
     ("training", True, "With the model in training mode, the same case passes."),
 )
 """A part of a case's form, its plain value, and what to say if only this makes the case pass."""
-_PROGRAMS_OWN = (
-    "This computation is in the check's own program, which calls your function: do not skip or "
-    "shorten it."
-)
 
 
 def run_on_each(
@@ -81,8 +77,6 @@ def run_on_each(
     *,
     seed: str,
     hidden: Iterable[Case] = (),
-    progress: Callable[[CaseResult], None] = lambda _: None,
-    explain: bool = True,
 ) -> CheckReport:
     """Run a check on one kind of ranks after the other, until it fails; return the last report.
 
@@ -92,15 +86,11 @@ def run_on_each(
         runners: the kind of ranks in words, for the report → runs one case on such ranks.
         seed: the inputs are drawn from it.
         hidden: further cases.
-        progress: called after every case.
-        explain: see `run_check`.
 
     """
     places: tuple[str, ...] = ()
     for place, run in runners.items():
-        report = run_check(
-            *(name, check, run), seed=seed, hidden=hidden, progress=progress, explain=explain
-        )
+        report = run_check(name, check, run, seed=seed, hidden=hidden)
         # A function that fails only on these ranks failed there, so name only these ranks.
         places = (*places, place) if report.passed else (place,)
         if not report.passed:
@@ -409,18 +399,13 @@ def _judge_values(check: Check, trial: _Examined, observed: Observed) -> None:
 
 def _judge_communication(check: Check, trial: _Examined, observed: Observed) -> dict[str, Wrong]:
     """Return part of the points → its first finding."""
-    case, findings = trial.case, dict[str, Wrong]()
-    if observed.trace is None:
-        return findings
-    trace: Trace | None = observed.trace
-    if check.computes is not None and observed.network:
-        declared = check.computes(case, observed.inputs)
-        shortfall = _computed_too_little(declared, observed.trace)
-        if shortfall:
-            raise Wrong(shortfall, _PROGRAMS_OWN)
-    _expect_few_empty(observed.trace)
-    if case.after is not None:
-        trace = after_the_barrier(observed.trace)
+    case, trace, findings = trial.case, observed.trace, dict[str, Wrong]()
+    if trace is not None and check.computes is not None and observed.network:
+        _expect_computed(check.computes(case, observed.inputs), trace)
+    if trace is not None:
+        _expect_few_empty(trace)
+    if trace is not None and case.after is not None:
+        trace = after_the_barrier(trace)
         # The ranks leave the barrier one after the other, so a formula does not give the time.
         observed = replace(observed, network=None)
     if trace is None:
@@ -470,17 +455,17 @@ def _expect_few_empty(trace: Trace) -> None:
             )
 
 
-def _computed_too_little(declared: Sequence[Mapping[float, int]], trace: Trace) -> str:
-    """Return what is wrong if a rank computed less than the check's program makes it compute."""
+def _expect_computed(declared: Sequence[Mapping[float, int]], trace: Trace) -> None:
     for rank, lengths in enumerate(declared):
         expected = sum(seconds * times for seconds, times in lengths.items())
         if (spent := computed(trace, rank)) < expected * (1 - 1e-6):
             unit, scale = unit_of(expected)
-            return (
+            raise Wrong(
                 f"rank {rank} computes for only {scale * spent:.4g} of the {scale * expected:.4g} "
-                f"{unit} of computation in this check's program"
+                f"{unit} of computation in this check's program",
+                "This computation is in the check's own program, which calls your function: do not "
+                "skip or shorten it.",
             )
-    return ""
 
 
 def _outside_the_group(case: Case, trace: Trace | None) -> str:
