@@ -225,13 +225,6 @@ def test_a_cell_to_play_with_takes_what_was_tried_and_keeps_its_tag() -> None:
     assert rebuild(released, submitted) == released
 
 
-def test_types_are_as_released() -> None:
-    submitted = answered()
-    submitted.cells[2] = v4.new_markdown_cell(RIGHT, id="write", metadata=tracked("write"))
-    submitted.cells[4] = v4.new_code_cell("Because", id="why", metadata=tracked("why"))
-    assert rebuild(notebook(), submitted) == rebuild(notebook(), answered())
-
-
 def test_what_is_too_much_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CELLS", 3)
     monkeypatch.setattr(module, "MAX_SOURCE", 100)
