@@ -114,7 +114,7 @@ def expect_containers(value: Any, right: Any, name: str) -> None:
     if not isinstance(value, dict if isinstance(right, dict) else list | tuple):
         raise _unlike(value, _form_like(right), name if ": " in name else f"{name}: the answer")
     if isinstance(right, dict):
-        for key in right.keys() & value.keys():
+        for key in right.keys() & set(value):
             below = f"{name} {key}" if ": " in name else f"{name}: {key}"
             expect_containers(value[key], right[key], below)
     else:

@@ -329,15 +329,15 @@ def _origins(released: Sequence[NotebookNode], written: Sequence[_Written]) -> I
     ids: dict[str, int] = {}
     texts: dict[tuple[str, str], list[int]] = {}
     names, written_ids = ({getattr(cell, key) for cell in written} for key in ("name", "id"))
-    for index, cell in enumerate(released):
-        if name := grade_id(cell):
+    for index, old in enumerate(released):
+        if name := grade_id(old):
             tracked[name] = index
         if name and name in names:
             continue
-        if cell.get("id") in written_ids:
-            ids[cell.id] = index
+        if old.get("id") in written_ids:
+            ids[old.id] = index
         else:
-            texts.setdefault((cell.cell_type, cell.source), []).append(index)
+            texts.setdefault((old.cell_type, old.source), []).append(index)
     placed: set[int] = set()
     for cell in written:
         origin = tracked.get(cell.name)
