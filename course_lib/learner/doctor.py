@@ -118,11 +118,10 @@ def packages() -> Finding:
         requirements = [Requirement(line) for line in metadata.requires(NAME) or []]
     except metadata.PackageNotFoundError:
         return Finding("packages", f"the course is not installed in {python}", COMPLETE)
-    problems, count = [], 0
-    for requirement in requirements:
-        if requirement.marker is not None:  # of an extra, or only for grading
-            continue
-        count += 1
+    # Those with a marker are of an extra, or only for grading.
+    needed = [requirement for requirement in requirements if requirement.marker is None]
+    problems = []
+    for requirement in needed:
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
@@ -134,7 +133,9 @@ def packages() -> Finding:
             )
     if problems:
         return Finding("packages", "; ".join(problems), COMPLETE)
-    return Finding("packages", f"all {count} that the course needs are installed for {python}")
+    return Finding(
+        "packages", f"all {len(needed)} of the course are installed for {python}"
+    )
 
 
 def torch_and_gpus() -> Finding:
