@@ -249,11 +249,7 @@ class _ByReference:
         return case, d.before
 
     def _drawn(
-        self,
-        seed: int,
-        numbers: torch.Generator,
-        form: Form | None,
-        world_size: int | None,
+        self, seed: int, numbers: torch.Generator, form: Form | None, world_size: int | None
     ) -> tuple[Draw, list[Any]]:
         d = Draw(seed, numbers, self.variety, form, world_size)
         return d, [

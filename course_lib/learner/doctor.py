@@ -133,9 +133,8 @@ def packages() -> Finding:
             )
     if problems:
         return Finding("packages", "; ".join(problems), COMPLETE)
-    return Finding(
-        "packages", f"all {len(needed)} of the course are installed for {python}"
-    )
+    installed = f"all {len(needed)} that the course needs are installed for {python}"
+    return Finding("packages", installed)
 
 
 def torch_and_gpus() -> Finding:

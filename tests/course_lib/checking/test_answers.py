@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.checking import Wrong, expect_equal
-from course_lib.checking.answers import (
-    NUMBER,
-    WHOLE,
-    Kind,
-    ListOf,
-    expect_containers,
-    expect_form,
-)
+from course_lib.checking.answers import NUMBER, WHOLE, Kind, ListOf, expect_containers, expect_form
 
 pytestmark = pytest.mark.every_case
 THREE = [torch.zeros(2), torch.zeros(3), torch.zeros(())]

@@ -88,10 +88,7 @@ def test_one_case_is_run_alone_and_not_noted(monkeypatch: Any) -> None:
         check("2/shard_bounds", wrong_where_it_does_not_divide, on="simulated")
     assert len(noted) == 1
     report = check(
-        "2/shard_bounds",
-        wrong_where_it_does_not_divide,
-        on="simulated",
-        case="a plain case",
+        "2/shard_bounds", wrong_where_it_does_not_divide, on="simulated", case="a plain case"
     )
     assert [result.name for result in report.results] == ["a plain case"]
     assert "only this case was run" in str(report)

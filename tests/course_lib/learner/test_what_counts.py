@@ -232,11 +232,7 @@ def test_what_is_too_much_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) 
     submitted = answered("x" * 101)
     insert(submitted, 6, *(v4.new_code_cell(f"n = {n}") for n in range(5)))
     rebuilt = rebuild(notebook(), submitted)
-    assert sources(rebuilt) == [
-        *sources(notebook())[:4],
-        "Because",
-        *sources(submitted)[5:9],
-    ]
+    assert sources(rebuilt) == [*sources(notebook())[:4], "Because", *sources(submitted)[5:9]]
     assert rebuilt.metadata["rebuild"] == [
         "cell 3 is longer than 100 bytes, so it was left out",
         "cell 10 exceeds the limit of 3 added cells, so it was left out",
