@@ -97,12 +97,14 @@ def test_the_desk_keeps_it(tmp_path: Path, monkeypatch: Any) -> None:
     lecture = tmp_path / "lectures" / "01"
     lecture.mkdir(parents=True)
     monkeypatch.chdir(lecture)
+    monkeypatch.setenv("JPY_SESSION_NAME", "lectures/01/sgd.ipynb")
     ask("steps", 10).score(12)
     ask("idle?", 2, options=IDLE).score(0.25)
     with (tmp_path / ".desk" / diary.PREDICTIONS).open("a") as file:
         file.write("{ cut")
     first, second, third, fourth = diary.kept(diary.PREDICTIONS, tmp_path)
     assert (first["predicted"], first["guess"]) == ("steps", 10)
+    assert (first["folder"], first["notebook"]) == ("lectures/01", "sgd")
     assert (second["scored"], second["actual"], second["right"]) == ("steps", 12, False)
     assert (third["predicted"], third["guess"], third["of"]) == ("idle?", "a quarter", 3)
     assert (fourth["scored"], fourth["right"], fourth["of"]) == ("idle?", True, 3)
