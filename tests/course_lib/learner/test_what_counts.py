@@ -173,13 +173,11 @@ def test_of_two_checks_the_last_counts_and_a_copy_of_a_stub_goes() -> None:
     assert "rebuild" not in rebuilt.metadata
 
 
-@pytest.mark.parametrize("lost", ["metadata", "nbgrader", "grade_id"])
+@pytest.mark.parametrize("lost", ["nbgrader", "grade_id"])
 def test_a_solution_that_lost_its_name_is_known_by_its_cell_id(lost: str) -> None:
     submitted = answered()
     for cell in submitted.cells:
-        if lost == "metadata":
-            cell.metadata = {}
-        elif lost == "nbgrader":
+        if lost == "nbgrader":
             cell.metadata.pop("nbgrader", None)
         elif "nbgrader" in cell.metadata:
             cell.metadata.nbgrader.grade_id += "_renamed"
@@ -287,20 +285,15 @@ cells = st.fixed_dictionaries(
         "metadata": st.one_of(
             st.just({}),
             json,
-            st.builds(
-                lambda name, grade, solution: tracked(name, grade=grade, solution=solution),
-                names,
-                st.booleans(),
-                st.booleans(),
-            ),
-            st.builds(lambda name: {"nbgrader": name}, json),
+            st.builds(tracked, names, grade=st.booleans(), solution=st.booleans()),
+            st.fixed_dictionaries({"nbgrader": json}),
         ),
         "outputs": json,
         "attachments": json,
     },
 )
 submissions = st.one_of(
-    st.builds(lambda found: {"cells": found}, st.one_of(st.lists(cells, max_size=10), json)),
+    st.fixed_dictionaries({"cells": st.one_of(st.lists(cells, max_size=10), json)}),
     st.dictionaries(st.text(max_size=5), json, max_size=2),
     # Shuffled and partly repeated versions of a real one, between arbitrary cells.
     st.builds(
