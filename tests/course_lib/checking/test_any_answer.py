@@ -104,10 +104,10 @@ def broken(draw: st.DrawFn, right: Plain) -> Any:
     elif change == "twice":
         holder[draw(st.text(max_size=5))] = item
     else:
-        others = [draw(PLAIN), [item], item[:0] if isinstance(item, list | str) else {}]
+        replacements = [draw(PLAIN), [item], item[:0] if isinstance(item, list | str) else {}]
         if isinstance(item, torch.Tensor):
-            others.append(item.to(draw(st.sampled_from(DTYPES))))
-        holder[last] = draw(st.sampled_from(others))
+            replacements.append(item.to(draw(st.sampled_from(DTYPES))))
+        holder[last] = draw(st.sampled_from(replacements))
     return value
 
 

@@ -97,10 +97,10 @@ def in_order(*limits: tuple[float, float]) -> Expectation:
 def test_a_demand_is_met_and_missed(
     demand: Expectation, right: Any, offender: Any, message: str
 ) -> None:
-    for function, words in ((right, ""), (offender, message)):
+    for function, expected in ((right, ""), (offender, message)):
         trace = trace_of(function)
         fault = finding(demand.test, Case("a case", 3), Observed([], trace, NETWORK), trace)
-        assert words in fault and bool(words) == bool(fault)
+        assert expected in fault and bool(expected) == bool(fault)
 
 
 @pytest.mark.parametrize(
