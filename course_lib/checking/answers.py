@@ -75,8 +75,9 @@ VECTOR = Kind("a vector of whole numbers (int64)", _is_vector, "vectors of whole
 ANYTHING = Kind("anything", lambda value: True)
 TRUTH = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
 
-Test = Callable[[Case, Sequence[Any], Sequence[Any]], None]
-"""``test(case, inputs, values)`` raises `Wrong`; both lists are in rank order."""
+Test = Callable[..., None]
+"""``test(case, inputs, values)`` raises `Wrong`; both lists are in rank order. In a task with a
+reference, it is ``test(case, inputs, expected, values)``."""
 
 
 @dataclass(frozen=True)

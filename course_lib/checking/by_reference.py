@@ -54,8 +54,6 @@ Mistake = Callable[[Sequence[Any], int, Sequence[Any]], Any]
 have only some of the keys of the right value.
 """
 Explain = Callable[[Sequence[Any], int, Sequence[Any], Any], str]
-Custom = Callable[[Case, Sequence[Any], Sequence[Any], Sequence[Any]], None]
-"""``judge(case, inputs, expected, values)`` raises `Wrong`; all lists are in rank order."""
 DrawNetwork = Callable[[Draw, Sequence[Any]], Network]
 
 
@@ -70,7 +68,7 @@ def by_reference(
     mistakes: Mapping[str, Mistake] | None = None,
     as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] | None = None,
     explain: Explain | None = None,
-    judge: Custom | Judge | None = None,
+    judge: Judge | None = None,
     exact: bool = False,
     same_bits: bool = False,
     may_change: Sequence[str] = (),
@@ -97,7 +95,8 @@ def by_reference(
         explain: ``explain(inputs, me, expected, value)`` returns a hint about the wrong value of
             member `me`, or an empty string, if no mistake explains it.
         judge: decides about the values, if several answers are right; it replaces the comparison
-            with the reference's values. ``@sees(form)`` declares which form it can look at.
+            with the reference's values: ``judge(case, inputs, expected, values)`` raises `Wrong`.
+            ``@sees(form)`` declares which form it can look at.
         exact: nothing is rounded, so every bit counts.
         same_bits: the members of a group must have the same bits.
         may_change: keys of the input that the function may change or return.
@@ -117,7 +116,7 @@ def by_reference(
         dict(mistakes or {}),
         dict(as_if or {}),
         explain,
-        judge if judge is None or isinstance(judge, Judge) else Judge(judge),  # type: ignore[arg-type]
+        judge,
         exact,
         same_bits,
         allowed or Allowed(),
@@ -351,7 +350,7 @@ class _ByReference:
 
         def judge(values: Sequence[Any]) -> None:
             if self.custom is not None:
-                self.custom.test(case, own_inputs, expected, values)  # type: ignore[call-arg]
+                self.custom.test(case, own_inputs, expected, values)
             else:
                 self._expect_equal(case, inputs, expected, values)
             if self.same_bits:
