@@ -25,15 +25,7 @@ Read in this order:
 from course_lib.checking.answers import expect_equal, expect_tensor
 from course_lib.checking.asking import ask
 from course_lib.checking.by_reference import by_reference
-from course_lib.checking.cases import (
-    NETWORK,
-    Case,
-    Check,
-    Expectation,
-    Form,
-    Observed,
-    Wrong,
-)
+from course_lib.checking.cases import NETWORK, Case, Check, Expectation, Form, Observed, Wrong
 from course_lib.checking.communication import (
     Allowed,
     calls_at_most,

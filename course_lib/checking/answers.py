@@ -75,8 +75,9 @@ VECTOR = Kind("a vector of whole numbers (int64)", _is_vector, "vectors of whole
 ANYTHING = Kind("anything", lambda value: True)
 TRUTH = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
 
-Test = Callable[[Case, Sequence[Any], Sequence[Any]], None]
-"""``test(case, inputs, values)`` raises `Wrong`; both lists are in rank order."""
+Test = Callable[..., None]
+"""``test(case, inputs, values)`` raises `Wrong`; both lists are in rank order. In a task with a
+reference, it is ``test(case, inputs, expected, values)``."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +110,15 @@ def expect_containers(value: Any, right: Any, name: str) -> None:
     This compares only the kinds of containers. `expect_equal` compares the values in them and their
     number, because it also recognises known mistakes.
     """
-    if isinstance(right, dict) and right:
-        if not isinstance(value, dict):
-            raise _unlike(value, _form_like(right), name if ": " in name else f"{name}: the answer")
-        for key in right.keys() & value.keys():
+    if not isinstance(right, dict | list | tuple) or not right:
+        return
+    if not isinstance(value, dict if isinstance(right, dict) else list | tuple):
+        raise _unlike(value, _form_like(right), name if ": " in name else f"{name}: the answer")
+    if isinstance(right, dict):
+        for key in right.keys() & set(value):
             below = f"{name} {key}" if ": " in name else f"{name}: {key}"
             expect_containers(value[key], right[key], below)
-    elif isinstance(right, list | tuple) and right:
-        if not isinstance(value, list | tuple):
-            raise _unlike(value, _form_like(right), name if ": " in name else f"{name}: the answer")
+    else:
         for i, (item, right_item) in enumerate(zip(value, right, strict=False)):
             expect_containers(item, right_item, numbered(name, i))
 
@@ -246,24 +247,8 @@ _NEAR = 5
 """An error up to so many times the allowed one is near it."""
 
 
-def expect_close(
-    got: Any,
-    expected: Tensor,
-    name: str,
-    *,
-    rtol: float = 1e-4,
-    atol: float = 1e-6,
-) -> None:
-    """Raise `Wrong` unless ``|got − expected| ≤ atol + rtol·|expected|`` everywhere.
-
-    Args:
-        got: what a rank returned; anything.
-        expected: the right value.
-        name: the name of the value, with its rank: ``rank 2: weight.grad``.
-        rtol: allowed relative error.
-        atol: allowed absolute error.
-
-    """
+def _expect_close(got: Any, expected: Tensor, name: str, rtol: float, atol: float) -> None:
+    """Raise `Wrong` unless ``|got − expected| ≤ atol + rtol·|expected|`` everywhere."""
     tensor = expect_tensor(got, expected, name)
     close = partial(torch.isclose, tensor, expected, equal_nan=True)
     apart = ~close(rtol=rtol, atol=atol)
@@ -348,14 +333,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def expect_number(
-    got: Any,
-    expected: float,
-    name: str,
-    *,
-    rtol: float = 1e-4,
-    atol: float = 1e-6,
-) -> None:
+def _expect_number(got: Any, expected: float, name: str, rtol: float, atol: float) -> None:
     """Raise `Wrong` unless `got` is a number (or a tensor of one element) close to `expected`."""
     if isinstance(got, Tensor) and got.numel() == 1:
         got = got.item()
@@ -366,7 +344,7 @@ def expect_number(
     except OverflowError:
         got = math.inf
     as_tensor = partial(torch.tensor, dtype=torch.float64)
-    expect_close(as_tensor(got), as_tensor(expected), name, rtol=rtol, atol=atol)
+    _expect_close(as_tensor(got), as_tensor(expected), name, rtol, atol)
 
 
 def expect_equal(
@@ -396,10 +374,8 @@ def expect_equal(
 
     """
     expected, values = dict(leaves(right)), dict(leaves(got, like=right))
-
-    def options(place: str) -> dict[str, Any]:
-        return {"rtol": rtol, "atol": atol + (errors or {}).get(place, 0.0)}
-
+    errors = {} if errors is None else errors
+    tolerances = {place: (rtol, atol + errors.get(place, 0.0)) for place in expected}
     for place, right_leaf in expected.items():
         name = f"{owner}: {place}" if place else owner
         if place not in values:
@@ -407,20 +383,20 @@ def expect_equal(
             like = f"the number {right_leaf:.6g}" if number else describe(right_leaf)
             raise Wrong(f"{name} is missing, expected {like}")
         try:
-            _expect_leaf(values[place], right_leaf, name, options(place))
+            _expect_leaf(values[place], right_leaf, name, *tolerances[place])
         except Wrong as finding:
-            mistakes = _known_mistakes(values, expected, place, lookalikes, options)
+            mistakes = _known_mistakes(values, expected, place, lookalikes, tolerances)
             raise finding.besides(mistakes=mistakes) from None
     if extra := values.keys() - expected.keys():
         raise Wrong(f"{owner}: {min(extra)} was not asked for")
 
 
-def _expect_leaf(value: Any, right: Any, name: str, options: dict[str, Any]) -> None:
+def _expect_leaf(value: Any, right: Any, name: str, rtol: float, atol: float) -> None:
     """Raise `Wrong` unless a value equals the wanted tensor, number, text or None."""
     if isinstance(right, Tensor):
-        expect_close(value, right, name, **options)
+        _expect_close(value, right, name, rtol, atol)
     elif isinstance(right, float):
-        expect_number(value, right, name, **options)
+        _expect_number(value, right, name, rtol, atol)
     elif right is None:
         if value is not None:
             raise Wrong(f"{name} is {describe(value)}, expected None")
@@ -434,7 +410,7 @@ def _known_mistakes(
     expected: Mapping[str, Any],
     first: str,
     lookalikes: Iterable[tuple[str, Any]],
-    options: Callable[[str], dict[str, Any]],
+    tolerances: Mapping[str, tuple[float, float]],
 ) -> dict[str, str]:
     """Return known mistake → a hint if the mistake explains all wrong values, else nothing.
 
@@ -443,34 +419,27 @@ def _known_mistakes(
     not give are not compared. Mistakes that equal the wrong values as a whole come before mistakes
     that equal only their wrong elements.
     """
-    apart = [
-        place
-        for place, right in expected.items()
-        if place in values and not _passes(values[place], right, options(place))
-    ]
+
+    def equals(place: str, mistaken: Any) -> bool:
+        return _passes(values[place], mistaken, *tolerances[place])
+
+    def equals_partly(place: str, mistaken: Any) -> bool:
+        alike = values[place], mistaken, expected[place], *tolerances[place]
+        return equals(place, mistaken) or _equals_where_wrong(*alike)
+
+    apart = [p for p, right in expected.items() if p in values and not equals(p, right)]
     mistakes = [(mistake, dict(leaves(value))) for mistake, value in lookalikes]
     mistakes = [pair for pair in mistakes if pair[1].get(first) is not None]
     hints: dict[str, str] = {}
-    for begin, partly in (("This", False), ("The part that is wrong", True)):
-        for mistake, mistaken_leaves in mistakes:
-            if mistake not in hints and all(
-                _passes(values[p], mistaken_leaves[p], options(p))
-                or (
-                    partly
-                    and _equals_where_wrong(values[p], mistaken_leaves[p], expected[p], options(p))
-                )
-                for p in apart
-                if p in mistaken_leaves
-            ):
-                hints[mistake] = f"{begin} equals {mistake.rstrip()}."
+    for begin, test in (("This", equals), ("The part that is wrong", equals_partly)):
+        for mistake, mistaken in mistakes:
+            if all(test(place, mistaken[place]) for place in apart if place in mistaken):
+                hints.setdefault(mistake, f"{begin} equals {mistake.rstrip()}.")
     # What follows a wrong number is wrong, too: a later step, for example.
-    for mistake, mistaken_leaves in mistakes:
-        if (
-            mistake not in hints
-            and _has_fractions(mistaken_leaves[first])
-            and _passes(values[first], mistaken_leaves[first], options(first))
-        ):
-            hints[mistake] = f"The first value that is wrong equals {mistake.rstrip()}."
+    for mistake, mistaken in mistakes:
+        begin = "The first value that is wrong"
+        if _has_fractions(mistaken[first]) and equals(first, mistaken[first]):
+            hints.setdefault(mistake, f"{begin} equals {mistake.rstrip()}.")
     return {**hints, **{mistake: "" for mistake, _ in mistakes if mistake not in hints}}
 
 
@@ -483,20 +452,19 @@ def _has_fractions(value: Any) -> bool:
     return bool((value != value.round()).any())
 
 
-def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> bool:
+def _equals_where_wrong(value: Any, mistake: Any, right: Any, rtol: float, atol: float) -> bool:
     """Return whether some elements are right, and all others, more than one, equal a mistake's."""
     tensors = [tensor for tensor in (value, mistake, right) if isinstance(tensor, Tensor)]
     if len(tensors) < 3 or len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
         return False
-    apart = ~torch.isclose(value, right, **options)
-    return 1 < int(apart.sum()) < apart.numel() and torch.allclose(
-        value[apart], mistake[apart], **options
-    )
+    apart = ~torch.isclose(value, right, rtol, atol)
+    others_equal = torch.allclose(value[apart], mistake[apart], rtol, atol)
+    return 1 < int(apart.sum()) < apart.numel() and others_equal
 
 
-def _passes(value: Any, right: Any, options: dict[str, Any]) -> bool:
+def _passes(value: Any, right: Any, rtol: float, atol: float) -> bool:
     try:
-        _expect_leaf(value, right, "", options)
+        _expect_leaf(value, right, "", rtol, atol)
     except Wrong:
         return False
     return True

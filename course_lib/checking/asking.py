@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -90,26 +91,18 @@ class Question:
         elif answer is not None and self.kind == "option":
             self._verdict = f"Your answer, option {answer}, is locked. The run below decides."
 
-    def score(self, actual: Any, *, within: float = 0.05, why: Sequence[str] = ()) -> Question:
+    def score(self, actual: Any, *, within: float = 0.05) -> Question:
         """Compare the answer with the run, show and record the result, and return the question.
 
         Args:
             actual: the run's value: a number, a tensor of one element, or a text; for a line, a
                 function with its arguments that returns the right value.
             within: relative error up to which a number is right.
-            why: a sentence for each option: why a wrong one is tempting, or why a right one holds.
-                Those of the lectures are in reasons.json: in the source, they would give the
-                answer away.
 
-        Raises:
-            ValueError: `why` does not have one sentence for each option.
+        Why a wrong option is tempting, or a right one holds, is in reasons.json for the lectures'
+        questions: in the source, it would give the answer away.
 
         """
-        if why and len(why) != len(self.options):
-            raise ValueError(
-                f"why must have one reason for each of the {len(self.options)} options, got "
-                f"{len(why)}"
-            )
         if self.kind == "line":
             self._score_line(actual)
         else:
@@ -118,7 +111,7 @@ class Question:
                 self._score_number(within)
             else:
                 self._score_option(within)
-                self._reasons = why or _reasons_of_lectures().get(self.text, ())
+                self._reasons = _reasons_of_lectures().get(self.text, ())
         if self.right is not None:
             entry = {"scored": self.text, "actual": self.actual, "right": self.right}
             diary.keep(diary.PREDICTIONS, {**entry, **self._size()})
@@ -155,33 +148,24 @@ class Question:
             self._verdict += f" You answered option {self.answer}: {judgement}."
 
     def _score_line(self, truth: Callable[..., Any]) -> None:
-        count, complaint = 0, ""
+        complaints: list[str] = []
         for case in self._cases:
             arguments = ", ".join(f"{name}={value!r}" for name, value in case.items())
-            expected = truth(**case)
+            expected, complaint = truth(**case), ""
             try:
                 value = self.answer(**case)
+                if value is ...:
+                    return
+                if not _same(value, expected):
+                    complaint = f"gives {_short(value)}; right is {_short(expected)}."
             except Exception as error:
-                complaint = (
-                    complaint
-                    or f"With {arguments} your line raises {type(error).__name__}: {error}"
-                )
-                continue
-            if value is ...:
-                return
-            if _same(value, expected):
-                count += 1
-            elif not complaint:
-                complaint = (
-                    f"With {arguments} your line gives {_short(value)}; "
-                    f"right is {_short(expected)}."
-                )
-        self.right = count == len(self._cases)
-        self._verdict = (
-            f"✓ Right in all {count} cases."
-            if self.right
-            else f"✗ Right in {count} of {len(self._cases)} cases. {complaint}"
-        )
+                complaint = f"raises {type(error).__name__}: {error}"
+            complaints += [f"With {arguments} your line {complaint}"] if complaint else []
+        self.right, total = not complaints, len(self._cases)
+        self._verdict = f"✓ Right in all {total} cases."
+        if complaints:
+            right = total - len(complaints)
+            self._verdict = f"✗ Right in {right} of {total} cases. {complaints[0]}"
 
     def __repr__(self) -> str:
         return f"<Question: {self.text}>"
@@ -248,31 +232,28 @@ def ask(
         ValueError: there are fewer than two options, or no cases.
 
     """
-    rules = (
-        options
-        if isinstance(options, Mapping)
-        else {shown(option): option for option in options or ()}
-    )
-    lines = [dict(case) for case in cases or ()]
+    if cases is not None:
+        lines = [dict(case) for case in cases]
+        if not lines:
+            raise ValueError("a line needs cases, as in cases=[{'rank': 0}, {'rank': 1}]")
+        return Question(question, answer, {}, lines)
+    if isinstance(options, Mapping):
+        rules = options
+    else:
+        rules = {shown(option): option for option in options or ()}
     if options is not None and len(rules) < 2:
         raise ValueError(f"a question needs two options or more, got {len(rules)}")
-    if cases is not None and not lines:
-        raise ValueError("a line needs cases, as in cases=[{'rank': 0}, {'rank': 1}]")
-    if not lines:
-        answer = _checked(answer, len(rules))
-        first = _locked.get(question, answer)
-    else:
-        first = answer
-    new_question = Question(question, first, rules, lines)
-    if first is not None and not lines and question not in _locked:
+    answer = _checked(answer, len(rules))
+    first = _locked.get(question, answer)
+    new_question = Question(question, first, rules, ())
+    if first is not None and question not in _locked:
         _locked[question] = first
-        entry = new_question.options[first - 1] if rules else first
-        entry_of_answer = {"predicted": question, "guess": entry, **new_question._size()}
-        diary.keep(diary.PREDICTIONS, entry_of_answer)
-    if not lines:
-        _show(new_question)
-        if answer not in (None, first):
-            print(f"Your first answer counts: {shown(first)}.")
+        guess = new_question.options[first - 1] if rules else first
+        entry = {"predicted": question, "guess": guess, **new_question._size()}
+        diary.keep(diary.PREDICTIONS, entry)
+    _show(new_question)
+    if answer not in (None, first):
+        print(f"Your first answer counts: {shown(first)}.")
     return new_question
 
 
@@ -296,11 +277,7 @@ def _checked(answer: Any, options: int) -> Any:
 def _reasons_of_lectures() -> dict[str, list[str]]:
     """Return the lectures' questions with a reason for each option."""
     text = Path(__file__).with_name("reasons.json").read_text(encoding="utf-8")
-    return {
-        question: reasons
-        for page in json.loads(text).values()
-        for question, reasons in page.items()
-    }
+    return dict(ChainMap(*json.loads(text).values()))
 
 
 def agrees(answer: float | str, actual: float | str, within: float) -> bool:

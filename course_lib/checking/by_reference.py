@@ -17,11 +17,11 @@ of the case: see `rounding`. The reference is named as text, so nobody meets it 
 from __future__ import annotations
 
 import hashlib
-import importlib
+import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,8 +54,6 @@ Mistake = Callable[[Sequence[Any], int, Sequence[Any]], Any]
 have only some of the keys of the right value.
 """
 Explain = Callable[[Sequence[Any], int, Sequence[Any], Any], str]
-Custom = Callable[[Case, Sequence[Any], Sequence[Any], Sequence[Any]], None]
-"""``judge(case, inputs, expected, values)`` raises `Wrong`; all lists are in rank order."""
 DrawNetwork = Callable[[Draw, Sequence[Any]], Network]
 
 
@@ -70,17 +68,14 @@ def by_reference(
     mistakes: Mapping[str, Mistake] | None = None,
     as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] | None = None,
     explain: Explain | None = None,
-    judge: Custom | Judge | None = None,
+    judge: Judge | None = None,
     exact: bool = False,
     same_bits: bool = False,
     may_change: Sequence[str] = (),
     allowed: Allowed | None = None,
     network: DrawNetwork | Network = NETWORK,
     worth: Mapping[str, float] | None = None,
-    seconds: float | None = None,
     expects: Sequence[Expectation] = (),
-    answers: Callable[[Any, Any], tuple[Any, float]] | None = None,
-    withheld: Sequence[str] = (),
 ) -> Check:
     """Return the check of one task.
 
@@ -100,20 +95,18 @@ def by_reference(
         explain: ``explain(inputs, me, expected, value)`` returns a hint about the wrong value of
             member `me`, or an empty string, if no mistake explains it.
         judge: decides about the values, if several answers are right; it replaces the comparison
-            with the reference's values. ``@sees(form)`` declares which form it can look at.
+            with the reference's values: ``judge(case, inputs, expected, values)`` raises `Wrong`.
+            ``@sees(form)`` declares which form it can look at.
         exact: nothing is rounded, so every bit counts.
         same_bits: the members of a group must have the same bits.
         may_change: keys of the input that the function may change or return.
         allowed: what a right function may send that the reference does not.
         network: the network of the virtual clock, or ``network(d, inputs)``, which draws it.
         worth: part → share of the points; see `Check`.
-        seconds: time limit of one case.
         expects: further demands on the communication.
-        answers: answers what the program asks; see `Check`.
-        withheld: keys of the input that only `answers` sees.
 
     """
-    rank_program = RankProgram(program, tuple(may_change), answers, tuple(withheld))
+    rank_program = RankProgram(program, tuple(may_change))
     task = _ByReference(
         function,
         reference,
@@ -123,7 +116,7 @@ def by_reference(
         dict(mistakes or {}),
         dict(as_if or {}),
         explain,
-        judge if judge is None or isinstance(judge, Judge) else Judge(judge),  # type: ignore[arg-type]
+        judge,
         exact,
         same_bits,
         allowed or Allowed(),
@@ -135,14 +128,9 @@ def by_reference(
         inputs=task.inputs,
         judge=task.judge,
         cases=task.cases(seeds),
-        seconds=seconds,
         expects=(Expectation(task.communication), *expects),
         worth=dict(worth or {}),
         computes=task.computes,
-        answers=None
-        if answers is None
-        else lambda rank_input, question: answers(rank_input["own"], question),
-        withheld=tuple(withheld),
         prepare=task.expected,
         hidden=task.hidden,
         drawn=task.case,
@@ -202,11 +190,12 @@ class _ByReference:
 
     def hidden(self, secret: str) -> tuple[Case, ...]:
         """Return the cases of a class's secret seed."""
-        seeds = random_seeds(f"{secret}/{self.function}", HIDDEN_CASES)
-        return tuple(
-            replace(case, name=f"{case.name}, № {n}")
-            for n, case in enumerate(map(self.case, seeds))
-        )
+        cases = []
+        for n in range(HIDDEN_CASES):
+            digest = hashlib.sha256(f"{secret}/{self.function}/{n}".encode()).digest()
+            case = self.case(int.from_bytes(digest[:6], "big"))
+            cases.append(replace(case, name=f"{case.name}, № {n}"))
+        return tuple(cases)
 
     def case(self, seed: int) -> Case:
         """Return the case of a seed."""
@@ -259,11 +248,7 @@ class _ByReference:
         return case, d.before
 
     def _drawn(
-        self,
-        seed: int,
-        numbers: torch.Generator,
-        form: Form | None,
-        world_size: int | None,
+        self, seed: int, numbers: torch.Generator, form: Form | None, world_size: int | None
     ) -> tuple[Draw, list[Any]]:
         d = Draw(seed, numbers, self.variety, form, world_size)
         return d, [
@@ -285,12 +270,6 @@ class _ByReference:
         ]
 
     # The reference --------------------------------------------------------------------------------
-
-    @cached_property
-    def _right(self) -> Callable[..., Any]:
-        module, _, name = self.reference.partition(":")
-        reference: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return reference
 
     def expected(self, case: Case, inputs: Sequence[Any]) -> Expected:
         """Return what the reference does in a case; it runs once for the same inputs.
@@ -317,8 +296,9 @@ class _ByReference:
         """Run the reference on simulated ranks; return its values and the trace."""
         # A machine that is busy must not make a reference fail, so its limit is long.
         check = Check(self.function, program, self.inputs, self.judge, (case,), seconds=60)
+        right = pkgutil.resolve_name(self.reference)
         try:
-            observed = LocalRunner(self._right, "simulated", echo=None)(check, case, inputs)
+            observed = LocalRunner(right, "simulated", echo=None)(check, case, inputs)
             assert observed.trace is not None
             return [opened(r, out)[0] for r, out in enumerate(observed.outputs)], observed.trace
         except (RanksError, Wrong) as error:
@@ -370,7 +350,7 @@ class _ByReference:
 
         def judge(values: Sequence[Any]) -> None:
             if self.custom is not None:
-                self.custom.test(case, own_inputs, expected, values)  # type: ignore[call-arg]
+                self.custom.test(case, own_inputs, expected, values)
             else:
                 self._expect_equal(case, inputs, expected, values)
             if self.same_bits:
@@ -477,12 +457,6 @@ class _Counting(_InTurn):
             return {"value": self.program(function, inputs, case), "computes": lengths}
         finally:
             computation._local.compute = spend
-
-
-def random_seeds(secret: str, count: int) -> list[int]:
-    """Return seeds of cases, the same for the same secret."""
-    digests = (hashlib.sha256(f"{secret}/{n}".encode()).digest() for n in range(count))
-    return [int.from_bytes(digest[:6], "big") for digest in digests]
 
 
 def expect_same_bits(case: Case, values: Sequence[Any]) -> None:

@@ -108,8 +108,24 @@ class Form:
     training: bool = True
 
 
+class InGroups:
+    """Ranks that work in the groups of a form."""
+
+    world_size: int
+    form: Form
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The process groups that the function works in: the form's groups, or all ranks."""
+        return self.form.groups or (tuple(range(self.world_size)),)
+
+    def members(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the group that `rank` is in, in order."""
+        return next(members for members in self.groups if rank in members)
+
+
 @dataclass(frozen=True)
-class Case:
+class Case(InGroups):
     """One situation in which a student's function must be right.
 
     Attributes:
@@ -137,15 +153,6 @@ class Case:
     decides: tuple[str, ...] = ()
     in_short: str = ""
     difficulty: tuple[int, ...] = ()
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The process groups that the function works in: the form's groups, or all ranks."""
-        return self.form.groups or (tuple(range(self.world_size)),)
-
-    def members(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the group that `rank` is in, in order."""
-        return next(members for members in self.groups if rank in members)
 
     @property
     def itemsize(self) -> int:

@@ -15,7 +15,7 @@ all-gather among K ranks, it sends n and receives K·n.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,7 +219,11 @@ def _limit(limit: Limit, case: Case, rank: int) -> int:
 
 
 def sends_at_most(
-    limit: Limit, *, kinds: Iterable[str] | None = None, besides: Iterable[str] = (), hint: str = ""
+    limit: Limit,
+    *,
+    kinds: Collection[str] | None = None,
+    besides: Collection[str] = (),
+    hint: str = "",
 ) -> Expectation:
     """Expect a rank to send at most this many bytes; see above for how they are counted.
 
@@ -230,27 +234,26 @@ def sends_at_most(
         hint: the hint if a rank sends more.
 
     """
-    counted_kinds, left_out = None if kinds is None else tuple(kinds), frozenset(besides)
-    scope = f" by {', '.join(counted_kinds)}" if counted_kinds else ""
-    scope += f" (without {', '.join(sorted(left_out))})" if left_out else ""
+    scope = f" by {', '.join(kinds)}" if kinds else ""
+    scope += f" (without {', '.join(sorted(besides))})" if besides else ""
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
         for rank in range(case.world_size):
-            events = operations(trace, rank, counted_kinds)
-            events = [event for event in events if event.kind not in left_out]
+            events = operations(trace, rank, kinds)
+            events = [event for event in events if event.kind not in besides]
             _expect_bytes(rank, events, _limit(limit, case, rank), hint, scope)
 
     return Expectation(test)
 
 
-def calls_at_most(hint: str = "", /, **limits: Limit) -> Expectation:
+def calls_at_most(**limits: Limit) -> Expectation:
     """Expect a rank to call each of these operations at most so often: ``all_reduce=1``."""
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
         for rank in range(case.world_size):
             for kind, limit in limits.items():
                 events = operations(trace, rank)
-                _expect_calls(rank, events, kind, _limit(limit, case, rank), hint)
+                _expect_calls(rank, events, kind, _limit(limit, case, rank), "")
 
     return Expectation(test)
 
@@ -291,24 +294,15 @@ def computes_between(
 _SAID = 4
 
 
-def operations(trace: Trace, rank: int, kinds: Iterable[str] | None = None) -> list[Event]:
+def operations(trace: Trace, rank: int, kinds: Collection[str] | None = None) -> list[Event]:
     """Return the rank's operations in the order of their launch; if given, only of these kinds."""
-    wanted_kinds = None if kinds is None else set(kinds)
-    return [
-        event
-        for event in trace.operations
-        if event.rank == rank and (wanted_kinds is None or event.kind in wanted_kinds)
-    ]
-
-
-def computations(trace: Trace, rank: int) -> list[Event]:
-    """Return the times in which the rank computes, in their order."""
-    return [event for event in trace.events if (event.rank, event.kind) == (rank, "compute")]
+    events = [event for event in trace.operations if event.rank == rank]
+    return events if kinds is None else [event for event in events if event.kind in kinds]
 
 
 def computed(trace: Trace, rank: int, until: float = math.inf) -> float:
     """Return for how many seconds a rank has computed by a time."""
-    busy = computations(trace, rank)
+    busy = [event for event in trace.events if (event.rank, event.kind) == (rank, "compute")]
     return sum(max(0.0, min(event.end, until) - event.start) for event in busy)
 
 

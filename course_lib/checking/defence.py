@@ -327,10 +327,7 @@ def end_of_call(trace: Trace, generator: torch.Generator) -> Question:
     rank, calls = _drawn(trace, generator)
     i = _number(len(calls), generator)
     return Question(
-        f"When does call {i + 1} of rank {rank} end, in µs from the first start?",
-        "end",
-        rank,
-        (i,),
+        f"When does call {i + 1} of rank {rank} end, in µs from the first start?", "end", rank, (i,)
     )
 
 

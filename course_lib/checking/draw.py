@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checking.cases import Form
+from course_lib.checking.cases import Form, InGroups
 
 FEATURES = (0, 1, 2, 2, 3, 3)
 """How many features a case may have: each number as often as it stands here."""
@@ -51,7 +51,7 @@ class Variety:
     calls: bool = True
 
 
-class Draw:
+class Draw(InGroups):
     """One case in the making.
 
     Attributes:
@@ -69,12 +69,11 @@ class Draw:
         self,
         seed: int,
         numbers: torch.Generator,
-        variety: Variety | None = None,
+        variety: Variety,
         form: Form | None = None,
         world_size: int | None = None,
     ) -> None:
         """Begin a case; `form` and `world_size`, if they are given, replace what is drawn."""
-        variety = variety or Variety()
         self._random = random.Random(seed)
         self.numbers = numbers
         self.words: list[str] = []
@@ -125,15 +124,6 @@ class Draw:
         """The dtype of the case's floating-point tensors."""
         dtype: torch.dtype = getattr(torch, self.form.dtype)
         return dtype
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks that the function works in: two of them, or all ranks."""
-        return self.form.groups or (tuple(self.ranks),)
-
-    def members(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the group that `rank` is in, in order."""
-        return next(members for members in self.groups if rank in members)
 
     # Structure ------------------------------------------------------------------------------------
 

@@ -123,10 +123,9 @@ def _package_of(folder: Path, anew: bool) -> str:
     path = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
     name = re.sub(r"\W", "_", f"_course_{folder.name}_{path}")
     if anew:
-        for module_name in [
-            module_name for module_name in sys.modules if module_name.startswith(f"{name}.")
-        ]:
-            del sys.modules[module_name]
+        for module_name in list(sys.modules):
+            if module_name.startswith(f"{name}."):
+                del sys.modules[module_name]
     if name not in sys.modules:
         package = ModuleType(name)
         package.__path__ = [str(folder)]

@@ -25,14 +25,7 @@ from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.loading import find_check
 from course_lib.checking.report import CheckFailed, CheckReport, html_of
 from course_lib.checking.run_check import run_on_each
-from course_lib.ranks import (
-    MisuseWarning,
-    Ranks,
-    RanksError,
-    RankState,
-    RankTimeout,
-    per_rank,
-)
+from course_lib.ranks import MisuseWarning, Ranks, RanksError, RankState, RankTimeout, per_rank
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.explain.words import counted
 from course_lib.ranks.for_graders import end_soon, preload
@@ -44,11 +37,7 @@ WORDS = {"simulated": "simulated ranks", "cpu": "CPU ranks", "gpu": "GPU ranks"}
 
 
 def check(
-    name: str,
-    function: Callable[..., Any],
-    *,
-    on: Kind | None = None,
-    case: str | None = None,
+    name: str, function: Callable[..., Any], *, on: Kind | None = None, case: str | None = None
 ) -> CheckReport:
     """Check `function` on several ranks of this machine and show the result.
 

@@ -14,7 +14,7 @@ import inspect
 import linecache
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 from course_lib.checking.cases import Check
 from course_lib.checking.loading import find_assignment, full_name, load_checks, load_module
 from course_lib.checking.local import LocalRunner
-from course_lib.checking.report import CaseResult, CheckReport
+from course_lib.checking.report import CheckReport
 from course_lib.checking.run_check import run_check
 
 Function = Callable[..., Any]
@@ -132,13 +132,13 @@ def edits_of(solution: Solution, *mutants: Mutant) -> list[Solution]:
         ValueError: the text does not have one of a mutant's old pieces.
 
     """
-    return [_edited(solution, mutant) for mutant in mutants]
-
-
-def _edited(solution: Solution, mutant: Mutant) -> Solution:
-    label = f"{mutant.name}: the text of {solution.task}__{solution.mistake}"
-    text = edited(solution.text, ((mutant.old, mutant.new), *mutant.also), label)
-    return replace(solution, mistake=mutant.name, text=text, reason=mutant.says, where=mutant.where)
+    solutions = []
+    for mutant in mutants:
+        label = f"{mutant.name}: the text of {solution.task}__{solution.mistake}"
+        text = edited(solution.text, ((mutant.old, mutant.new), *mutant.also), label)
+        new = replace(solution, mistake=mutant.name, text=text, reason=mutant.says)
+        solutions.append(replace(new, where=mutant.where))
+    return solutions
 
 
 def edited(text: str, edits: Iterable[tuple[str, str]], label: str) -> str:
@@ -178,20 +178,15 @@ def mutants_of(module: ModuleType) -> list[Solution]:
 
     """
     solutions: dict[tuple[str, str], Solution] = {}
-    for solution in _solutions(module):
-        key = solution.task, solution.mistake
-        if key in solutions:
-            raise ValueError(f"there are two solutions {'__'.join(key)}: choose another name")
-        solutions[key] = solution
-    return list(solutions.values())
-
-
-def _solutions(module: ModuleType) -> Iterator[Solution]:
     for value in vars(module).values():
-        if isinstance(value, Solution):
-            yield value
-        elif isinstance(value, list):
-            yield from (solution for solution in value if isinstance(solution, Solution))
+        for solution in value if isinstance(value, list) else [value]:
+            if not isinstance(solution, Solution):
+                continue
+            key = solution.task, solution.mistake
+            if key in solutions:
+                raise ValueError(f"there are two solutions {'__'.join(key)}: choose another name")
+            solutions[key] = solution
+    return list(solutions.values())
 
 
 def says(report: CheckReport, reason: str) -> bool:
@@ -200,17 +195,14 @@ def says(report: CheckReport, reason: str) -> bool:
     The text about a case is ``✗``, its name, its reason and its details. For a hidden case it is
     ``✗ hidden case`` and the reason.
     """
-    return any(
-        reason in " ".join(f"✗ {_said_of(result)}".split())
+    texts = (
+        f"✗ hidden case {result.reason}"
+        if result.hidden
+        else f"✗ {result.name} {result.reason} {result.detail}"
         for result in report.results
         if not result.passed
     )
-
-
-def _said_of(result: CaseResult) -> str:
-    if result.hidden:
-        return f"hidden case {result.reason}"
-    return f"{result.name} {result.reason} {result.detail}"
+    return any(reason in " ".join(text.split()) for text in texts)
 
 
 # The command --------------------------------------------------------------------------------------

@@ -292,18 +292,18 @@ def html_of(report: CheckReport, picture: tuple[bytes, str] | None = None) -> st
 
     """
     good = [result for result in report.results if result.passed and not report.undecided]
-    heading = f"<strong>{_text(report.heading)}</strong>"
+    heading = f"<strong>{escape(report.heading)}</strong>"
     parts = [f"<p>{_mark(report.passed)} {heading}</p>"]
     if report.undecided:
         parts = [f'<p class="open">○ {heading}</p>']
     if good:
         count = f"{counted(len(good), 'case')} passed"
-        names = _list(_text(report.title_of(result)) for result in good)
+        names = _list(escape(report.title_of(result)) for result in good)
         parts.append(f"<details><summary>{_mark(True)} {count}</summary>{names}</details>")
     for number, results in enumerate(report.causes):
         drawn = picture if any(result.name == report.traced for result in results) else None
         parts.append(_cause(report, results, drawn, first=number == 0))
-    parts += [f"<p>{_text(report.points)}</p>"] if report.points else []
+    parts += [f"<p>{escape(report.points)}</p>"] if report.points else []
     # Both classes prevent a dollar sign from being read as the start of a formula.
     classes = "course-report tex2jax_ignore mathjax_ignore"
     return f'{_STYLE}<div class="{classes}">{"".join(parts)}</div>'
@@ -315,23 +315,23 @@ def _cause(
     """Return the cases that failed for one reason: the simplest in full, the others below it."""
     shown, *similar = results
     full = bool(shown.detail) and not shown.hidden
-    body = [f"<p>{_text(shown.summary if full and shown.summary else shown.reason)}</p>"]
+    body = [f"<p>{escape(shown.summary if full and shown.summary else shown.reason)}</p>"]
     body += [_paragraphs(shown.detail)] if full else []
     if picture is not None:
         body.append(_picture(report.traced, *picture))
     if report.function and not shown.hidden:
         name, case = (json.dumps(text, ensure_ascii=False) for text in (report.name, shown.name))
         line = f"check({name}, {report.function}, case={case})"
-        body.append(f"<p>To run only this case: <code>{_text(line)}</code></p>")
+        body.append(f"<p>To run only this case: <code>{escape(line)}</code></p>")
     if similar:
         names = _list(
-            f"{_text(report.title_of(result))}<br>{_text(result.reason)}" for result in similar
+            f"{escape(report.title_of(result))}<br>{escape(result.reason)}" for result in similar
         )
-        summary = f"<summary>{_text(report.the_same(len(similar)))}</summary>"
+        summary = f"<summary>{escape(report.the_same(len(similar)))}</summary>"
         body.append(f"<details>{summary}{names}</details>")
     return (
         f'<details class="case{" first" if first else ""}"{" open" if first else ""}>'
-        f"<summary>{_mark(False)} <strong>{_text(report.title_of(shown))}</strong></summary>"
+        f"<summary>{_mark(False)} <strong>{escape(report.title_of(shown))}</strong></summary>"
         f"{''.join(body)}</details>"
     )
 
@@ -340,7 +340,7 @@ def _paragraphs(text: str) -> str:
     """Return sentences as paragraphs, which can wrap; tables and tracebacks keep their lines."""
     parts = [part for part in text.split("\n\n") if part.strip()]
     return "".join(
-        f"<pre>{_text(part)}</pre>" if "\n" in part.strip() else f"<p>{_text(part)}</p>"
+        f"<pre>{escape(part)}</pre>" if "\n" in part.strip() else f"<p>{escape(part)}</p>"
         for part in parts
     )
 
@@ -348,8 +348,8 @@ def _paragraphs(text: str) -> str:
 def _picture(case: str, png: bytes, description: str) -> str:
     data = base64.b64encode(png).decode("ascii")
     return (
-        f"<p>The ranks over time in the case ‘{_text(case)}’:</p>"
-        f'<img alt="{_text(description)}" src="data:image/png;base64,{data}">'
+        f"<p>The ranks over time in the case ‘{escape(case)}’:</p>"
+        f'<img alt="{escape(description)}" src="data:image/png;base64,{data}">'
     )
 
 
@@ -359,7 +359,3 @@ def _list(items: Iterable[str]) -> str:
 
 def _mark(good: bool) -> str:
     return f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"}</span>'
-
-
-def _text(text: str) -> str:
-    return escape(text, quote=True)

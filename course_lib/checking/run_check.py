@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -68,10 +68,6 @@ _SIMPLER: tuple[tuple[str, Any, str], ...] = (
     ("training", True, "With the model in training mode, the same case passes."),
 )
 """A part of a case's form, its plain value, and what to say if only this makes the case pass."""
-_PROGRAMS_OWN = (
-    "This computation is in the check's own program, which calls your function: do not skip or "
-    "shorten it."
-)
 
 
 def run_on_each(
@@ -81,8 +77,6 @@ def run_on_each(
     *,
     seed: str,
     hidden: Iterable[Case] = (),
-    progress: Callable[[CaseResult], None] = lambda _: None,
-    explain: bool = True,
 ) -> CheckReport:
     """Run a check on one kind of ranks after the other, until it fails; return the last report.
 
@@ -92,15 +86,11 @@ def run_on_each(
         runners: the kind of ranks in words, for the report → runs one case on such ranks.
         seed: the inputs are drawn from it.
         hidden: further cases.
-        progress: called after every case.
-        explain: see `run_check`.
 
     """
     places: tuple[str, ...] = ()
     for place, run in runners.items():
-        report = run_check(
-            *(name, check, run), seed=seed, hidden=hidden, progress=progress, explain=explain
-        )
+        report = run_check(name, check, run, seed=seed, hidden=hidden)
         # A function that fails only on these ranks failed there, so name only these ranks.
         places = (*places, place) if report.passed else (place,)
         if not report.passed:
@@ -136,36 +126,36 @@ def run_check(
         AuthorError: the inputs of a case could not be drawn, or cannot be sent.
 
     """
+    examine = partial(_examine, name, check, run)
     examined: list[_Examined] = []
     for case, is_hidden in [*((c, False) for c in check.cases), *((c, True) for c in hidden)]:
-        current = _Examined(case, is_hidden)
         timeouts = sum(isinstance(trial.error, RankTimeout) for trial in examined)
         if timeouts >= MAX_TIMEOUTS:
             reason = f"not run, because {timeouts} earlier cases took longer than their limit"
             lost = dict.fromkeys(case.decides or check.worth, False)
-            current.result = CaseResult(
-                case.name, False, reason, "", 0.0, is_hidden, lost, ran=False
-            )
+            result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, lost, ran=False)
+            examined.append(_Examined(case, result))
         else:
-            _examine(name, check, current, run, seed)
-        examined.append(current)
-        progress(current.result)
-    _try_again(name, check, run, seed, examined)
+            examined.append(examine(case, seed, is_hidden))
+        progress(examined[-1].result)
+    _try_again(examine, seed, examined)
     for is_hidden in (False, True):
-        refused = [trial for trial in examined if trial.finding and trial.hidden == is_hidden]
+        refused = [t for t in examined if t.finding and t.result.hidden == is_hidden]
         hints = agreed([trial.finding for trial in refused if trial.finding])
         for trial, hint in zip(refused, hints, strict=True):
             assert trial.finding is not None
             trial.result = replace(trial.result, reason=_reason_of(trial.finding, hint))
-    ran = [trial for trial in examined if trial.result.ran and not trial.hidden]
+    failed = [
+        trial
+        for trial in examined
+        if trial.result.ran and not trial.result.hidden and not trial.result.passed
+    ]
     if explain and check.drawn is not None:
-        _explain(name, check, run, seed, [trial for trial in ran if not trial.result.passed])
-    failed = [trial for trial in ran if not trial.result.passed]
+        _explain(examine, seed, failed)
     # With `only_on`, the messages are the check's own: no student has sent one.
-    timed = [trial for trial in failed if trial.trace is not None and trial.trace.makespan > 0]
     shown = min(
-        [] if check.only_on else timed,
-        key=lambda trial: tuple(trial.result.difficulty),
+        [t for t in failed if t.trace is not None and t.trace.makespan > 0 and not check.only_on],
+        key=lambda trial: trial.case.difficulty,
         default=None,
     )
     return CheckReport(
@@ -178,42 +168,32 @@ def run_check(
     )
 
 
-def _try_again(name: str, check: Check, run: Runner, seed: str, examined: list[_Examined]) -> None:
+def _try_again(examine: Callable[..., _Examined], seed: str, examined: list[_Examined]) -> None:
     """Try a case that alone has failed, and nearly passed, with more seeds; see `MORE_SEEDS`."""
     failed = [index for index, trial in enumerate(examined) if not trial.result.passed]
     suspect = examined[failed[0]] if len(failed) == 1 else None
     if suspect is None or suspect.finding is None or not suspect.finding.near:
         return
-    tried = [_Examined(suspect.case, suspect.hidden) for _ in range(MORE_SEEDS)]
-    for n, trial in enumerate(tried):
-        _examine(name, check, trial, run, f"{seed}, again {n}")
+    seeds = [f"{seed}, again {n}" for n in range(MORE_SEEDS)]
+    tried = [examine(suspect.case, seed, suspect.result.hidden) for seed in seeds]
     if all(trial.result.passed for trial in tried):
         examined[failed[0]] = tried[0]
 
 
-def _explain(name: str, check: Check, run: Runner, seed: str, failed: list[_Examined]) -> None:
+def _explain(examine: Callable[..., _Examined], seed: str, failed: list[_Examined]) -> None:
     """Find out by trial which special thing makes the simplest failed case fail, and say so."""
     simplest = min(failed, key=lambda trial: trial.case.difficulty, default=None)
     if simplest is None or isinstance(simplest.error, RankTimeout):
         return
-
-    def passes(case: Case) -> bool:
-        trial = _Examined(case, False)
-        _examine(name, check, trial, run, seed)
-        return trial.result.passed
-
-    case, sentence = simplest.case, ""
-    if case.after is not None and passes(replace(case, after=None)):
-        sentence = _KEPT
-    for part, plain, explanation in _SIMPLER:
-        special = getattr(case.form, part) != plain
-        if (
-            not sentence
-            and special
-            and passes(replace(case, form=replace(case.form, **{part: plain})))
-        ):
-            sentence = explanation.format(**vars(case.form))
-    if sentence:
+    case = simplest.case
+    simpler = [(replace(case, after=None), _KEPT)] if case.after is not None else []
+    simpler += [
+        (replace(case, form=replace(case.form, **{part: plain})), sentence)
+        for part, plain, sentence in _SIMPLER
+        if getattr(case.form, part) != plain
+    ]
+    passing = (sentence for case, sentence in simpler if examine(case, seed).result.passed)
+    if sentence := next(passing, "").format(**vars(case.form)):
         reason = f"{simplest.result.reason.rstrip('. ')}. {sentence}"
         simplest.result = replace(simplest.result, reason=_cut(reason, MAX_REASON))
 
@@ -253,64 +233,61 @@ class _Examined:
 
     Attributes:
         case: the case.
-        hidden: whether students do not get it.
         result: its result; it names a known mistake only after all cases have run.
         trace: what was recorded.
         error: why the ranks did not run to their end; else ``None``.
         finding: what is wrong with its values or its communication; else ``None``.
-        granted: the parts of the points that the case grants although something is wrong.
-        trouble: for the author: the traceback of an unexpected exception in the check; else empty.
 
     """
 
     case: Case
-    hidden: bool
-    result: CaseResult = field(init=False)
+    result: CaseResult
     trace: Trace | None = None
     error: RanksError | None = None
     finding: Wrong | None = None
-    granted: Collection[str] = ()
-    trouble: str = ""
 
 
-def _examine(name: str, check: Check, trial: _Examined, run: Runner, seed: str) -> None:
+def _examine(
+    name: str, check: Check, run: Runner, case: Case, seed: str, is_hidden: bool = False
+) -> _Examined:
     """Run, judge and explain one case."""
-    case, cost = trial.case, dict[str, float]()
     draw = partial(_drawn, name, check, case, seed)
     inputs, start = draw(), time.monotonic()
     check.prepare(case, inputs)
+    findings, error, cost = dict[str, Wrong](), None, dict[str, float]()
     try:
         observed = replace(run(check, case, inputs), inputs=draw())
-        trial.trace = observed.trace
-        if trial.trace is not None and observed.network is not None:
-            cost = _cost(trial.trace)
-        _judge(check, trial, observed)
+        trace = observed.trace
+        if trace is not None and observed.network is not None:
+            cost = _cost(trace)
+        findings = _judge(check, case, observed)
     except RanksError as failed:
-        trial.error, trial.trace = failed, failed.trace
+        error, trace = failed, failed.trace
     except NotPlainError as refused:
         raise AuthorError(f"{name}: the inputs of the case {case.name!r}: {refused}") from refused
-    reason = detail = summary = ""
-    if (finding := trial.finding) is not None:
+    finding, reason, detail, summary = _together(list(dict.fromkeys(findings.values()))), "", "", ""
+    if finding is not None:
         reason, detail = _reason_of(finding, finding.otherwise), finding.detail
-    elif (error := trial.error) is not None and _not_written(error):
+    elif error is not None and _not_written(error):
         reason = f"not written yet: NotImplementedError{f' ({error.where})' if error.where else ''}"
     elif error is not None:
         reason, detail, summary = _in_one_line(error), _explanation(error), error.summary
-    trial.result = CaseResult(
+    result = CaseResult(
         case.name,
         not reason,
         _cut(reason, MAX_REASON),
         _cut(detail, MAX_DETAIL),
         time.monotonic() - start,
-        trial.hidden,
-        {part: not reason or part in trial.granted for part in case.decides or check.worth},
-        in_short=case.in_short if trial.error is None else trial.error.in_short,
-        limit="" if trial.error is None else trial.error.limit,
-        trouble=trial.trouble,
+        is_hidden,
+        {part: error is None and part not in findings for part in case.decides or check.worth},
+        in_short=case.in_short if error is None else error.in_short,
+        limit="" if error is None else error.limit,
+        trouble=next(filter(None, map(_trouble_of, findings.values())), ""),
         summary=_cut(summary, MAX_REASON),
         difficulty=case.difficulty,
         cost=cost,
     )
+    return _Examined(case, result, trace, error, finding)
 
 
 def _cost(trace: Trace) -> dict[str, float]:
@@ -349,29 +326,25 @@ def _explanation(error: RanksError) -> str:
 # Judging one case -----------------------------------------------------------------------------
 
 
-def _judge(check: Check, trial: _Examined, observed: Observed) -> None:
-    """Judge one case: note the finding, the parts of the points that it grants, and the trouble.
+def _judge(check: Check, case: Case, observed: Observed) -> dict[str, Wrong]:
+    """Judge one case; return part of the points → its first finding.
 
     Communication counts only if the values are right: a function that sends nothing must not earn
     points for that.
 
     Args:
         check: the check.
-        trial: the case.
+        case: the case.
         observed: what the ranks returned and sent. Its inputs were drawn anew, because a program
             on the ranks may have changed those that it got.
 
     """
     try:
         _judge_handles(observed)
-        _judge_values(check, trial, observed)
-        findings = _judge_communication(check, trial, observed)
+        _judge_values(check, case, observed)
+        return _judge_communication(check, case, observed)
     except Wrong as finding:
-        trial.finding = finding
-        return
-    trial.granted = {VALUES, COMMUNICATION, *check.worth} - findings.keys()
-    if findings:
-        trial.finding = _together(list(findings.values()))
+        return dict.fromkeys([VALUES, COMMUNICATION, *check.worth], finding)
 
 
 def _judge_handles(observed: Observed) -> None:
@@ -385,42 +358,34 @@ def _judge_handles(observed: Observed) -> None:
         )
 
 
-def _judge_values(check: Check, trial: _Examined, observed: Observed) -> None:
+def _judge_values(check: Check, case: Case, observed: Observed) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # oracles are small: more threads would only wait for each other
     try:
-        check.judge(trial.case, observed.inputs, observed.outputs)
+        check.judge(case, observed.inputs, observed.outputs)
     except Wrong as finding:
-        alone = trial.case.after is None  # else the trace has another call, too
-        raise finding.besides(
-            _outside_the_group(trial.case, observed.trace) if alone else ""
-        ) from None
+        alone = case.after is None  # else the trace has another call, too
+        raise finding.besides(_outside_the_group(case, observed.trace) if alone else "") from None
     except (AuthorError, OSError, MemoryError):  # not caused by an answer
         raise
-    except Exception:
-        trial.trouble = traceback.format_exc()
+    except Exception as error:
         raise Wrong(
             "the answer has a form that this check does not expect",
             "Compare the types and shapes that your function returns with those of the task.",
-        ) from None
+        ) from error
     finally:
         torch.set_num_threads(threads)
 
 
-def _judge_communication(check: Check, trial: _Examined, observed: Observed) -> dict[str, Wrong]:
+def _judge_communication(check: Check, case: Case, observed: Observed) -> dict[str, Wrong]:
     """Return part of the points → its first finding."""
-    case, findings = trial.case, dict[str, Wrong]()
-    if observed.trace is None:
-        return findings
-    trace: Trace | None = observed.trace
-    if check.computes is not None and observed.network:
-        declared = check.computes(case, observed.inputs)
-        shortfall = _computed_too_little(declared, observed.trace)
-        if shortfall:
-            raise Wrong(shortfall, _PROGRAMS_OWN)
-    _expect_few_empty(observed.trace)
-    if case.after is not None:
-        trace = after_the_barrier(observed.trace)
+    trace, findings = observed.trace, dict[str, Wrong]()
+    if trace is not None and check.computes is not None and observed.network:
+        _expect_computed(check.computes(case, observed.inputs), trace)
+    if trace is not None:
+        _expect_few_empty(trace)
+    if trace is not None and case.after is not None:
+        trace = after_the_barrier(trace)
         # The ranks leave the barrier one after the other, so a formula does not give the time.
         observed = replace(observed, network=None)
     if trace is None:
@@ -434,19 +399,26 @@ def _judge_communication(check: Check, trial: _Examined, observed: Observed) -> 
             findings.setdefault(expectation.part, finding)
         except AuthorError:
             raise
-        except Exception:
-            trial.trouble = traceback.format_exc()
-            message = "the messages have a form that this check does not expect"
-            findings.setdefault(expectation.part, Wrong(message))
+        except Exception as error:
+            odd = Wrong("the messages have a form that this check does not expect")
+            odd.__cause__ = error
+            findings.setdefault(expectation.part, odd)
     return findings
 
 
-def _together(findings: Sequence[Wrong]) -> Wrong:
-    """Return one finding that contains all of them."""
+def _trouble_of(finding: Wrong) -> str:
+    """Return the traceback of the exception in the check that led to the finding; or nothing."""
+    error = finding.__cause__
+    return "" if error is None else "".join(traceback.format_exception(error))
+
+
+def _together(findings: Sequence[Wrong]) -> Wrong | None:
+    """Return one finding that contains all of them; None if there is none."""
+    if len(findings) < 2:
+        return findings[0] if findings else None
     first, *further = findings
     also = [f"Also: {_reason_of(other, other.hint).rstrip('.')}." for other in further]
-    hint = " ".join([sentence for sentence in (first.hint, *also) if sentence])
-    return Wrong(first.message, hint, first.detail)
+    return Wrong(first.message, " ".join(filter(None, [first.hint, *also])), first.detail)
 
 
 def _reason_of(finding: Wrong, hint: str) -> str:
@@ -470,17 +442,17 @@ def _expect_few_empty(trace: Trace) -> None:
             )
 
 
-def _computed_too_little(declared: Sequence[Mapping[float, int]], trace: Trace) -> str:
-    """Return what is wrong if a rank computed less than the check's program makes it compute."""
+def _expect_computed(declared: Sequence[Mapping[float, int]], trace: Trace) -> None:
     for rank, lengths in enumerate(declared):
         expected = sum(seconds * times for seconds, times in lengths.items())
         if (spent := computed(trace, rank)) < expected * (1 - 1e-6):
             unit, scale = unit_of(expected)
-            return (
+            raise Wrong(
                 f"rank {rank} computes for only {scale * spent:.4g} of the {scale * expected:.4g} "
-                f"{unit} of computation in this check's program"
+                f"{unit} of computation in this check's program",
+                "This computation is in the check's own program, which calls your function: do not "
+                "skip or shorten it.",
             )
-    return ""
 
 
 def _outside_the_group(case: Case, trace: Trace | None) -> str:

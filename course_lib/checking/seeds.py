@@ -9,7 +9,7 @@ refuses is an error of the draw or of the check: it is printed, and nothing is k
 from __future__ import annotations
 
 import argparse
-import ast
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -77,37 +77,20 @@ def choose(cases: Mapping[int, Case], refused: Mapping[str, Collection[int]]) ->
 
 
 def write_seeds(path: Path, task: str, seeds: Sequence[int]) -> None:
-    """Write the public seeds of a task into its ``checks.py``."""
-    text = path.read_text()
-    for node in ast.walk(ast.parse(text)):
-        match node:
-            case ast.Call(func=ast.Name(id="by_reference"), args=[ast.Constant(value=str(name))]):
-                if name == task:
-                    path.write_text(_with_seeds(text, node, seeds))
-                    return
-    raise LookupError(f'{path} has no call by_reference("{task}", …): the seeds are {seeds}')
-
-
-def _with_seeds(text: str, call: ast.Call, seeds: Sequence[int]) -> str:
-    value = f"({', '.join(map(str, seeds))}{',' if len(seeds) == 1 else ''})"
-    lines = text.encode().splitlines(keepends=True)  # ast counts bytes
-
-    def place(line: int | None, column: int | None) -> int:
-        assert line is not None and column is not None
-        return sum(map(len, lines[: line - 1])) + column
-
-    for keyword in call.keywords:
-        if keyword.arg == "seeds":
-            old = keyword.value
-            start = place(old.lineno, old.col_offset)
-            end = place(old.end_lineno, old.end_col_offset)
-            break
-    else:
-        first = call.args[0]
-        start = end = place(first.end_lineno, first.end_col_offset)
-        value = f", seeds={value}"
-    content = text.encode()
-    return (content[:start] + value.encode() + content[end:]).decode()
+    """Write the public seeds of a task into its ``checks.py``, in place of those that are there."""
+    # Not across the next call: a task without seeds must not change those of another one.
+    in_its_call = rf'by_reference\(\s*"{task}",(?:(?!by_reference\().)*?'
+    text, count = re.subn(
+        rf"({in_its_call}\bseeds=)\([^()]*\)",
+        lambda match: f"{match[1]}{tuple(seeds)}",
+        path.read_text(),
+        flags=re.DOTALL,
+    )
+    if not count:
+        raise LookupError(
+            f'write by_reference("{task}", …, seeds=()) into {path}; the seeds are {seeds}'
+        )
+    path.write_text(text)
 
 
 def say(text: str) -> None:

@@ -25,8 +25,6 @@ COMMANDS = {
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """Errors of a folder; another folder does not help against others."""
-PASSES_ON = ("lab",)
-"""Commands that pass options on to another program: these options are in ``arguments.more``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command is None:
             parser.print_help()
             return 0
-        arguments.more = unknown
-        if unknown and arguments.command not in PASSES_ON:
+        arguments.more = unknown  # for `lab`, which passes them on to JupyterLab
+        if unknown and arguments.command != "lab":
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         assert module is not None  # argparse knows no other commands
         return int(module.run(arguments))

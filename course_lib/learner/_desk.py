@@ -178,15 +178,10 @@ def handouts(course: Path) -> dict[str, bytes | None]:
         if name.endswith(".ipynb") and content:
             for link in links(content):
                 target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
-                if target.split("/")[0] in READ_ONLY and (place := _place_of(course, target)):
-                    linked[target] = place.read_bytes()
+                for place in (course / target, PACKAGE.parent / target):
+                    if target.split("/")[0] in READ_ONLY and place.is_file():
+                        linked.setdefault(target, place.read_bytes())
     return contents | linked
-
-
-def _place_of(course: Path, target: str) -> Path | None:
-    """Return the file that a link points to, in the course or next to the installed package."""
-    places = (course / target, PACKAGE.parent / target)
-    return next((place for place in places if place.is_file()), None)
 
 
 def is_read_only(path: str) -> bool:

@@ -119,11 +119,10 @@ def packages() -> Finding:
         requirements = [Requirement(line) for line in metadata.requires(NAME) or []]
     except metadata.PackageNotFoundError:
         return Finding("packages", f"the course is not installed in {python}", COMPLETE)
-    problems, count = [], 0
-    for requirement in requirements:
-        if requirement.marker is not None:  # of an extra, or only for grading
-            continue
-        count += 1
+    # Those with a marker are of an extra, or only for grading.
+    needed = [requirement for requirement in requirements if requirement.marker is None]
+    problems = []
+    for requirement in needed:
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
@@ -135,7 +134,8 @@ def packages() -> Finding:
             )
     if problems:
         return Finding("packages", "; ".join(problems), COMPLETE)
-    return Finding("packages", f"all {count} that the course needs are installed for {python}")
+    installed = f"all {len(needed)} that the course needs are installed for {python}"
+    return Finding("packages", installed)
 
 
 def torch_and_gpus() -> Finding:
@@ -167,33 +167,22 @@ def memory() -> Finding:
     """Test how much memory processes can still get, and how many cores they may use."""
     cores = usable_cores()
     free = _available()
-    if free is None:
-        return Finding("memory", f"free memory is unknown; {cores} cores")
     summary = f"{free / GIB:.1f} GiB available, {cores} cores"
-    if free < ENOUGH_MEMORY:
-        return Finding(
-            "memory", summary, "close other programs: four ranks need one or two gibibytes"
-        )
-    return Finding("memory", summary)
+    advice = "close other programs: four ranks need one or two gibibytes"
+    return Finding("memory", summary, advice if free < ENOUGH_MEMORY else "")
 
 
-def _available() -> int | None:
+def _available() -> int:
     """Return the bytes that processes can get from the machine and from this control group."""
-    available = []
-    for line in _text("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            available.append(1024 * int(line.split()[1]))
-    limit, used = _text("/sys/fs/cgroup/memory.max"), _text("/sys/fs/cgroup/memory.current")
-    if limit.strip().isdigit() and used.strip().isdigit():
-        available.append(int(limit) - int(used))
-    return min(available, default=None)
+    import psutil
 
-
-def _text(path: str) -> str:
+    free = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
     try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # there is no such group, or it has no limit
+        return free
+    return min(free, limit - used)
 
 
 def simulated() -> Finding:
@@ -216,7 +205,7 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
     start = time.monotonic()
     try:
         with Ranks(size, on=on, timeout=SECONDS) as ranks:
-            sums = ranks.run(_sum if on == "simulated" else _product_and_sum)
+            sums = ranks.run(_sum)
     except (RanksError, OSError, RuntimeError) as error:
         summary = str(error).strip().splitlines()[0]
         advice = (
@@ -231,25 +220,16 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
 
 
 def _sum() -> Any:
-    import torch
-    import torch.distributed as dist
-
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor)
-    return tensor
-
-
-def _product_and_sum() -> Any:
     """Do what lectures do on every rank: draw numbers, multiply matrices, and make a group."""
     import torch
     import torch.distributed as dist
 
     torch.manual_seed(0)
     matrix = torch.randn(64, 64)
-    product = matrix @ matrix.T
-    group = dist.new_group([0, 1])
-    dist.all_reduce(product, group=group)
-    return _sum()
+    dist.all_reduce(matrix @ matrix.T, group=dist.new_group())
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    return tensor
 
 
 LOOKS: tuple[Look, ...] = (packages, torch_and_gpus, memory, simulated, real)

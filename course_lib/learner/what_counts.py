@@ -69,10 +69,7 @@ def rebuild(
         pictures: PNG and JPEG files beside it, by their relative paths. Texts show them.
 
     """
-    submitted_cells = submitted.get("cells")
-    walk = _Walk(
-        released.cells, submitted_cells if isinstance(submitted_cells, list) else [], pictures or {}
-    )
+    walk = _Walk(released.cells, _written_in(submitted), pictures or {})
     placed, notes = walk.placed, walk.notes
     notes += _put_back(placed, released.cells)
     _empty_stubs(placed, released.cells)
@@ -113,7 +110,9 @@ def graded_cells(notebook: NotebookNode) -> set[str]:
 
 def tasks_in(released: NotebookNode, submitted: NotebookNode) -> set[str]:
     """Return the names of the released answers and checks that are in a student's notebook."""
-    indices = {index for index in _origins(released.cells, submitted.cells) if index is not None}
+    indices = {
+        index for index in _origins(released.cells, _written_in(submitted)) if index is not None
+    }
     return {grade_id(released.cells[index]) for index in indices} & graded_cells(released)
 
 
@@ -150,13 +149,48 @@ class _Placed:
     index: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class _Written:
+    """What may count of a cell of the student's; everything empty that has no valid form."""
+
+    number: int
+    kind: str
+    source: str
+    name: str
+    """By which nbgrader tracks it."""
+    id: str
+    is_to_explore: bool
+    attached: Mapping[str, Any]
+
+
+def _written_in(submitted: NotebookNode) -> list[_Written]:
+    """Read the cells of a student's notebook, which may be anything at all."""
+    cells = submitted.get("cells")
+    return [
+        _read(number, cell if isinstance(cell, dict) else {})
+        for number, cell in enumerate(cells if isinstance(cells, list) else (), 1)
+    ]
+
+
+def _read(number: int, cell: dict[str, Any]) -> _Written:
+    kind, source, name = (
+        text if isinstance(text := cell.get(key), str) else ""
+        for key in ("cell_type", "source", "id")
+    )
+    # NUL and halves of surrogate pairs become question marks: files and databases refuse them.
+    source = source.replace("\0", "?").encode(errors="replace").decode()
+    attached = cell.get("attachments")
+    pictures = attached if isinstance(attached, dict) else {}
+    return _Written(number, kind, source, grade_id(cell), name, EXPLORE in _tags(cell), pictures)
+
+
 class _Walk:
     """Goes through the student's cells and places those that count, in the student's order."""
 
     def __init__(
         self,
         released: Sequence[NotebookNode],
-        submitted: Sequence[Any],
+        written: Sequence[_Written],
         pictures: Mapping[str, bytes],
     ) -> None:
         self.placed: list[_Placed] = []
@@ -164,92 +198,101 @@ class _Walk:
         self._released = released
         self._pictures = pictures
         self._first: dict[int, NotebookNode] = {}  # index of a released cell → where it was placed
-        self._room = _Room()
-        origins = list(_origins(released, submitted))
-        last = {index: number for number, index in enumerate(origins)}
-        for number, (cell, index) in enumerate(zip(submitted, origins, strict=True)):
+        self._cells, self._bytes, self._picture_bytes = MAX_CELLS, MAX_TOTAL, MAX_PICTURES
+        origins = list(_origins(released, written))
+        last = dict(zip(origins, written, strict=True))
+        for cell, index in zip(written, origins, strict=True):
             if index is None:
-                self._add(number + 1, cell, explore=EXPLORE in _tags(cell))
+                self._add(cell, cell.is_to_explore)
             elif is_check(released[index]):
-                self._check(number + 1, cell, index, counts=last[index] == number)
+                self._check(cell, index, counts=last[index] is cell)
             elif index in self._first:
-                self._another(number + 1, cell, index)
+                self._another(cell, index)
             else:
-                self._place(number + 1, cell, index)
+                self._place(cell, index)
 
-    def _check(self, number: int, cell: Any, index: int, *, counts: bool) -> None:
+    def _check(self, cell: _Written, index: int, *, counts: bool) -> None:
         released = self._released[index]
         if counts:
             self.placed.append(_Placed(copy.deepcopy(released), index))
-        if not _same(_content(cell)[1], released.source):
+        if not _same(cell.source, released.source):
             self.notes.append(
-                f"cell {number} is a changed copy of the check {grade_id(released)}: the released "
-                "check counts"
+                f"cell {cell.number} is a changed copy of the check {grade_id(released)}: the "
+                "released check counts"
             )
 
-    def _place(self, number: int, cell: Any, index: int) -> None:
-        released, source = self._released[index], _content(cell)[1]
-        placed = self._first[index] = copy.deepcopy(released)
+    def _place(self, cell: _Written, index: int) -> None:
+        placed = self._first[index] = copy.deepcopy(self._released[index])
         self.placed.append(_Placed(placed, index))
-        if not _may_edit(released):
-            self._another(number, cell, index)
-        elif self._accepts(number, source, None):
-            placed.source = source
-            self._show_pictures(number, cell, placed)
+        if not _may_edit(placed):
+            self._another(cell, index)
+        elif self._accepts(cell):
+            placed.source = cell.source
+            self._show_pictures(cell, placed)
 
-    def _another(self, number: int, cell: Any, index: int) -> None:
+    def _another(self, cell: _Written, index: int) -> None:
         """Keep a further copy or part of a released cell, or what became of a locked one."""
-        released, source = self._released[index], _content(cell)[1]
-        if _same(source, released.source):
+        released = self._released[index]
+        if _same(cell.source, released.source):
             return
         if is_answer(released):
-            self._join(number, cell, index)
-        elif self._add(number, cell, explore=EXPLORE in _tags(released)) and grade_id(released):
+            self._join(cell, index)
+        elif self._add(cell, EXPLORE in _tags(released)) and grade_id(released):
             kind = "copy" if _may_edit(released) else "version"
             self.notes.append(
-                f"cell {number} is another {kind} of {grade_id(released)}, so it counts as an "
+                f"cell {cell.number} is another {kind} of {grade_id(released)}, so it counts as an "
                 "added cell"
             )
 
-    def _join(self, number: int, cell: Any, index: int) -> None:
-        released, source = self._released[index], _content(cell)[1]
-        answer = self._first[index]
-        is_repeated = not source.strip() or _same(source, answer.source)
-        if is_repeated or not self._accepts(number, source, None):
+    def _join(self, cell: _Written, index: int) -> None:
+        released, answer = self._released[index], self._first[index]
+        is_repeated = not cell.source.strip() or _same(cell.source, answer.source)
+        if is_repeated or not self._accepts(cell):
             return
         answered = "" if _same(answer.source, released.source) else answer.source.rstrip()
-        answer.source = f"{answered}\n\n{source}" if answered else source
-        self._show_pictures(number, cell, answer)
+        answer.source = f"{answered}\n\n{cell.source}" if answered else cell.source
+        self._show_pictures(cell, answer)
         self.notes.append(
-            f"cell {number} is another part of {grade_id(released)}, so both were joined"
+            f"cell {cell.number} is another part of {grade_id(released)}, so both were joined"
         )
 
-    def _add(self, number: int, cell: Any, *, explore: bool) -> bool:
+    def _add(self, cell: _Written, is_to_explore: bool) -> bool:
         """Add a cell of the student's own, and tell whether it counts."""
-        kind, source = _content(cell)
         # Editors often leave an empty cell at the end.
-        if not source.strip() or not self._accepts(number, source, kind):
+        if not cell.source.strip() or not self._accepts(cell, is_added=True):
             return False
-        metadata = {"tags": [EXPLORE]} if explore else {}
-        added = nbformat.from_dict({"cell_type": kind, "metadata": metadata, "source": source})
-        self._show_pictures(number, cell, added)
+        metadata = {"tags": [EXPLORE]} if is_to_explore else {}
+        fields = {"cell_type": cell.kind, "metadata": metadata, "source": cell.source}
+        added = nbformat.from_dict(fields)
+        self._show_pictures(cell, added)
         self.placed.append(_Placed(added))
         return True
 
-    def _accepts(self, number: int, source: str, added: str | None) -> bool:
-        if problem := self._room.refuse(source, added):
-            self.notes.append(f"cell {number} {problem}, so it was left out")
-        return not problem
+    def _accepts(self, cell: _Written, *, is_added: bool = False) -> bool:
+        """Count a cell if there is room for it, else note why it is left out."""
+        size = len(cell.source.encode())
+        if is_added and cell.kind not in ("code", "markdown"):
+            problem = "is neither code nor Markdown"
+        elif size > MAX_SOURCE:
+            problem = f"is longer than {MAX_SOURCE} bytes"
+        elif cell.source.count("\n") > MAX_LINES:
+            problem = f"has more than {MAX_LINES} lines"
+        elif size > self._bytes:
+            problem = f"exceeds the limit of {MAX_TOTAL} bytes in all cells together"
+        elif is_added and not self._cells:
+            problem = f"exceeds the limit of {MAX_CELLS} added cells"
+        else:
+            self._bytes -= size
+            self._cells -= is_added
+            return True
+        self.notes.append(f"cell {cell.number} {problem}, so it was left out")
+        return False
 
-    def _show_pictures(self, number: int, submitted: Any, text: NotebookNode) -> None:
+    def _show_pictures(self, cell: _Written, text: NotebookNode) -> None:
         """Keep the pictures that a text shows: its attachments, and files beside the notebook."""
         if text.cell_type != "markdown":
             return
-        attached = submitted.get("attachments") if isinstance(submitted, dict) else None
-        pictures = {
-            str(name): _picture(bundle)
-            for name, bundle in (attached if isinstance(attached, dict) else {}).items()
-        }
+        pictures = {str(name): _attached(bundle) for name, bundle in cell.attached.items()}
 
         def attach(match: re.Match[str]) -> str:
             url = unquote(match["url"] or match["angled"] or match["src"])
@@ -257,25 +300,26 @@ class _Walk:
                 return match[0]
             name = PurePosixPath(url).as_posix()
             plain = re.sub(r"[^\w.-]", "_", name)
-            pictures[plain] = _kind_and_text(self._pictures.get(name, b""))
+            pictures[plain] = _bundle_of(self._pictures.get(name, b""))
             return f"![{match['alt'] or ''}](attachment:{plain})"
 
         text.source = _SHOWN.sub(attach, text.source)
-        attachments = {
-            name: {kind: data}
-            for name, (kind, data) in pictures.items()
-            if kind and self._room.has_for_picture(len(data))
-        }
+        attachments = {}
+        for name, bundle in pictures.items():
+            size = sum(map(len, bundle.values()))
+            if bundle and size <= self._picture_bytes:
+                self._picture_bytes -= size
+                attachments[name] = bundle
         if attachments:
             text.attachments = nbformat.from_dict({**text.get("attachments", {}), **attachments})
         if len(attachments) < len(pictures):
             self.notes.append(
-                f"a picture in cell {number} was left out: it was not handed in, is no PNG or "
+                f"a picture in cell {cell.number} was left out: it was not handed in, is no PNG or "
                 f"JPEG, or has more than {MAX_PICTURE >> 20} MiB"
             )
 
 
-def _origins(released: Sequence[NotebookNode], submitted: Sequence[Any]) -> Iterator[int | None]:
+def _origins(released: Sequence[NotebookNode], written: Sequence[_Written]) -> Iterator[int | None]:
     """Yield the index of the released cell for each of the student's; None for added cells.
 
     The name by which nbgrader tracks a cell decides. If no cell has this name, the cell's id does.
@@ -284,69 +328,32 @@ def _origins(released: Sequence[NotebookNode], submitted: Sequence[Any]) -> Iter
     tracked: dict[str, int] = {}
     ids: dict[str, int] = {}
     texts: dict[tuple[str, str], list[int]] = {}
-    names = {grade_id(cell) for cell in submitted} - {""}
-    their_ids = {_id(cell) for cell in submitted} - {""}
-    for index, cell in enumerate(released):
-        if name := grade_id(cell):
+    names, written_ids = ({getattr(cell, key) for cell in written} for key in ("name", "id"))
+    for index, old in enumerate(released):
+        if name := grade_id(old):
             tracked[name] = index
-        if name in names:
+        if name and name in names:
             continue
-        if _id(cell) in their_ids:
-            ids[_id(cell)] = index
+        if old.get("id") in written_ids:
+            ids[old.id] = index
         else:
-            texts.setdefault((cell.cell_type, cell.source), []).append(index)
+            texts.setdefault((old.cell_type, old.source), []).append(index)
     placed: set[int] = set()
-    for cell in submitted:
-        origin = tracked.get(grade_id(cell))
+    for cell in written:
+        origin = tracked.get(cell.name)
         if origin is None:
-            origin = ids.get(_id(cell))
+            origin = ids.get(cell.id)
             if origin is None or origin in placed or not _fits(released[origin], cell):
-                alike = texts.get(_content(cell), [])
+                alike = texts.get((cell.kind, cell.source), [])
                 origin = next((i for i in alike if i not in placed), None)
         if origin is not None:
             placed.add(origin)
         yield origin
 
 
-def _fits(released: NotebookNode, cell: Any) -> bool:
+def _fits(released: NotebookNode, cell: _Written) -> bool:
     """If a text of ours has become code, it counts as a new cell, not as an edit of ours."""
-    return bool(grade_id(released)) or released.cell_type == _content(cell)[0]
-
-
-class _Room:
-    """The numbers of cells and bytes that a submission may still add."""
-
-    def __init__(self) -> None:
-        self._cells = MAX_CELLS
-        self._bytes = MAX_TOTAL
-        self._pictures = MAX_PICTURES
-
-    def refuse(self, source: str, added: str | None) -> str:
-        """Return why a cell is refused; if it is accepted, count it and return "".
-
-        ``added`` is the type of a cell that the student added. It is None for a version of a
-        released cell, which keeps the released type.
-        """
-        size = len(source.encode())
-        if added is not None and added not in ("code", "markdown"):
-            return "is neither code nor Markdown"
-        if size > MAX_SOURCE:
-            return f"is longer than {MAX_SOURCE} bytes"
-        if source.count("\n") > MAX_LINES:
-            return f"has more than {MAX_LINES} lines"
-        if size > self._bytes:
-            return f"exceeds the limit of {MAX_TOTAL} bytes in all cells together"
-        if added is not None and not self._cells:
-            return f"exceeds the limit of {MAX_CELLS} added cells"
-        self._bytes -= size
-        self._cells -= added is not None
-        return ""
-
-    def has_for_picture(self, size: int) -> bool:
-        """Tell whether a picture is accepted; if it is, count it."""
-        fits = size <= self._pictures
-        self._pictures -= size * fits
-        return fits
+    return bool(grade_id(released)) or released.cell_type == cell.kind
 
 
 def _put_back(placed: list[_Placed], released: Sequence[NotebookNode]) -> list[str]:
@@ -411,10 +418,8 @@ def _notes_on_exploring(cells: Sequence[NotebookNode]) -> list[str]:
             explored |= names_defined(cell.source)
             continue
         for node in ast.walk(_tree(cell.source)):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                used.add(node.id)
-            elif isinstance(node, ast.Name):
-                bound.add(node.id)
+            if isinstance(node, ast.Name):
+                (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
             elif isinstance(node, ast.arg):
                 bound.add(node.arg)
         bound |= names_defined(cell.source)
@@ -436,12 +441,9 @@ def names_defined(source: str) -> set[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _stored(n)}
+            parts = (part for part in ast.walk(node) if isinstance(part, ast.Name))
+            names |= {part.id for part in parts if isinstance(part.ctx, ast.Store)}
     return names
-
-
-def _stored(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
 
 
 def _tree(source: str) -> ast.Module:
@@ -465,12 +467,6 @@ def grade_id(cell: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _id(cell: Any) -> str:
-    """Return a cell's id, or "" if it has none, as in notebooks older than format 4.5."""
-    name = cell.get("id") if isinstance(cell, dict) else None
-    return name if isinstance(name, str) else ""
-
-
 def _tags(cell: Any) -> list[Any]:
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
     tags = metadata.get("tags") if isinstance(metadata, dict) else None
@@ -486,38 +482,21 @@ def _same(source: str, other: str) -> bool:
     return source.strip() == other.strip()
 
 
-def _content(cell: Any) -> tuple[str, str]:
-    """Return a submitted cell's type and source, with "" for each that is no text.
-
-    NUL and halves of surrogate pairs become question marks: files and databases refuse them.
-    """
-    if not isinstance(cell, dict):
-        return "", ""
-    kind, source = cell.get("cell_type"), cell.get("source")
-    source = source if isinstance(source, str) else ""
-    source = source.replace("\0", "?").encode(errors="replace").decode()
-    return (kind if isinstance(kind, str) else ""), source
+def _attached(bundle: Any) -> dict[str, str]:
+    """Return the type and the base64 of an attached picture; nothing if it is not kept."""
+    for text in bundle.values() if isinstance(bundle, dict) else ():
+        lines = text if isinstance(text, list) else [text]
+        with contextlib.suppress(TypeError, ValueError):
+            if picture := _bundle_of(base64.b64decode("".join(lines))):
+                return picture
+    return {}
 
 
-def _picture(bundle: Any) -> tuple[str, str]:
-    """Return the type and the base64 of an attached picture; both empty if it is not kept."""
-    for kind in _PICTURES:
-        text = bundle.get(kind) if isinstance(bundle, dict) else None
-        if isinstance(text, list):  # as in the file: lines
-            text = "".join(map(str, text))
-        if isinstance(text, str):
-            with contextlib.suppress(ValueError):
-                picture = _kind_and_text(base64.b64decode("".join(text.split()), validate=True))
-                return picture if picture[0] == kind else ("", "")
-    return "", ""
-
-
-def _kind_and_text(data: bytes) -> tuple[str, str]:
-    """Return the type and the base64 of a picture; both empty if it is not kept."""
-    for kind, start in _PICTURES.items():
-        if data.startswith(start) and len(data) <= MAX_PICTURE:
-            return kind, base64.b64encode(data).decode("ascii")
-    return "", ""
+def _bundle_of(data: bytes) -> dict[str, str]:
+    """Return the type and the base64 of a picture; nothing if it is not kept."""
+    kinds = [kind for kind, start in _PICTURES.items() if data.startswith(start)]
+    fits = len(data) <= MAX_PICTURE
+    return {kind: base64.b64encode(data).decode("ascii") for kind in kinds if fits}
 
 
 def _complete(notebook: NotebookNode) -> None:

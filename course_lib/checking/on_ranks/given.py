@@ -137,7 +137,7 @@ class _Strict:
 
     def __init__(self) -> None:
         self._lock, self._active, self._before = threading.Lock(), 0, 0
-        self._quiet = warnings.catch_warnings(action="ignore")
+        self._quiet: Any = None
         self._join: Any = None
 
     def __enter__(self) -> None:
@@ -198,13 +198,9 @@ class RankProgram:
             return self._run(function, rank_input)
 
     def _run(self, function: Callable[..., Any], rank_input: Any) -> Any:
-        earlier_results = (
-            self._kept_from(function, rank_input["before"]) if "before" in rank_input else []
-        )
-        form, inputs = (
-            rank_input["form"],
-            _laid_out(rank_input["own"], rank_input["form"]["layout"]),
-        )
+        before, form = rank_input.get("before"), rank_input["form"]
+        earlier_results = [] if before is None else self._kept_from(function, before)
+        inputs = _laid_out(rank_input["own"], form["layout"])
         answers = None if self.answers is None else functools.partial(self.answers, inputs)
         inputs = without(inputs, self.withheld)
         case = Given(form, inputs, self.may_change, answers)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
+
+_HOLDERS = (
+    *(dict, list, tuple, set, frozenset, property, classmethod, staticmethod, functools.partial),
+    *(types.FunctionType, types.MethodType, types.CellType, nn.Module),
+)
 
 
 def held_by(value: Any) -> Iterator[Tensor]:
@@ -27,30 +33,10 @@ def held_by(value: Any) -> Iterator[Tensor]:
         visited[id(holder)] = holder
         if isinstance(holder, Tensor):
             yield holder
-        elif isinstance(holder, dict):
-            waiting += [*holder.keys(), *holder.values()]
-        elif isinstance(holder, list | tuple | set | frozenset):
-            waiting += holder
-        elif isinstance(holder, types.FunctionType):
-            waiting += [_content(cell) for cell in holder.__closure__ or ()]
-            waiting += [holder.__defaults__, holder.__kwdefaults__, vars(holder)]
-        elif isinstance(holder, types.MethodType | classmethod | staticmethod):
-            waiting += [holder.__func__, getattr(holder, "__self__", None)]
-        elif isinstance(holder, functools.partial):
-            waiting += [holder.func, holder.args, holder.keywords]
-        elif isinstance(holder, property):
-            waiting += [holder.fget, holder.fset]
-        elif isinstance(holder, nn.Module) or _is_own(holder):
-            # The __dict__ of a class is a view, not a dict.
-            waiting.append(dict(getattr(holder, "__dict__", {})))
-            waiting += holder.__mro__ if isinstance(holder, type) else type(holder).__mro__
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that is not bound yet
-        return None
+        elif isinstance(holder, _HOLDERS) or _is_own(holder):
+            if isinstance(holder, types.FunctionType):
+                visited |= {id(names): names for names in (holder.__globals__, holder.__builtins__)}
+            waiting += gc.get_referents(holder)
 
 
 def _is_own(holder: Any) -> bool:

@@ -50,12 +50,8 @@ FILLS = st.sampled_from([0.0, 1.0, -1.0, float("nan"), float("inf"), 100.0])
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
     shape = draw(st.lists(st.integers(0, 4), max_size=4))
-    dtype, fill = draw(st.sampled_from(DTYPES)), draw(FILLS)
-    return (
-        torch.full(shape, fill).nan_to_num(7.0).to(dtype)
-        if not dtype.is_floating_point
-        else (torch.full(shape, fill, dtype=dtype))
-    )
+    dtype, full = draw(st.sampled_from(DTYPES)), torch.full(shape, draw(FILLS))
+    return (full if dtype.is_floating_point else full.nan_to_num(7.0)).to(dtype)
 
 
 LEAVES = st.one_of(st.none(), NUMBERS, st.text(max_size=5), tensors())
@@ -100,22 +96,18 @@ def broken(draw: st.DrawFn, right: Plain) -> Any:
     holder = value
     for key in above:
         holder = holder[key]
-    item = holder[last]
-    change = draw(st.sampled_from(["replace", "remove", "twice", "empty", "other dtype", "wrap"]))
+    item, change = holder[last], draw(st.sampled_from(["remove", "twice", "replace", "replace"]))
     if change == "remove":
         del holder[last]
     elif change == "twice" and isinstance(holder, list):
         holder.append(item)
     elif change == "twice":
         holder[draw(st.text(max_size=5))] = item
-    elif change == "empty":
-        holder[last] = item[:0] if isinstance(item, list | str) else {}
-    elif change == "other dtype" and isinstance(item, torch.Tensor):
-        holder[last] = item.to(draw(st.sampled_from(DTYPES)))
-    elif change == "wrap":
-        holder[last] = [item]
     else:
-        holder[last] = draw(PLAIN)
+        replacements = [draw(PLAIN), [item], item[:0] if isinstance(item, list | str) else {}]
+        if isinstance(item, torch.Tensor):
+            replacements.append(item.to(draw(st.sampled_from(DTYPES))))
+        holder[last] = draw(st.sampled_from(replacements))
     return value
 
 

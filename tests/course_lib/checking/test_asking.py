@@ -55,8 +55,11 @@ def test_a_number_is_scored_against_what_was_run(answer: Any, actual: Any, verdi
     ("actual", "holds"),
     [(0.0, 1), (0, 1), (torch.tensor(0.25), 2), (0.26, 2), (0.9, 3), (0.4, None)],
 )
-def test_what_was_run_decides_about_options(answer: int, actual: Any, holds: int | None) -> None:
-    scored = ask("idle?", answer, options=IDLE).score(actual, why=WHY)
+def test_what_was_run_decides_about_options(
+    answer: int, actual: Any, holds: int | None, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(asking, "_reasons_of_lectures", lambda: {"idle?": WHY})
+    scored = ask("idle?", answer, options=IDLE).score(actual)
     assert scored.right is (None if holds is None else answer == holds)
     assert ("no option says that" if holds is None else f"✓ {holds}. ") in str(scored)
     for text in (str(scored), scored._repr_html_()):
@@ -94,12 +97,14 @@ def test_the_desk_keeps_it(tmp_path: Path, monkeypatch: Any) -> None:
     lecture = tmp_path / "lectures" / "01"
     lecture.mkdir(parents=True)
     monkeypatch.chdir(lecture)
+    monkeypatch.setenv("JPY_SESSION_NAME", "lectures/01/sgd.ipynb")
     ask("steps", 10).score(12)
     ask("idle?", 2, options=IDLE).score(0.25)
     with (tmp_path / ".desk" / diary.PREDICTIONS).open("a") as file:
         file.write("{ cut")
     first, second, third, fourth = diary.kept(diary.PREDICTIONS, tmp_path)
     assert (first["predicted"], first["guess"]) == ("steps", 10)
+    assert (first["folder"], first["notebook"]) == ("lectures/01", "sgd")
     assert (second["scored"], second["actual"], second["right"]) == ("steps", 12, False)
     assert (third["predicted"], third["guess"], third["of"]) == ("idle?", "a quarter", 3)
     assert (fourth["scored"], fourth["right"], fourth["of"]) == ("idle?", True, 3)

@@ -6,7 +6,7 @@ solution, nothing else is wrong with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,6 @@ import pytest
 
 from course_lib.checking import run_check
 from course_lib.checking.local import LocalRunner
-from course_lib.ranks import Ranks
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, solution_of
 
@@ -23,14 +22,6 @@ pytestmark = needs_sources
 
 Wrapped = Callable[..., Any]
 """From the right solution to a wrong one."""
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[dict[int, Ranks]]:
-    pool: dict[int, Ranks] = {}
-    yield pool
-    for team in pool.values():
-        team.close()
 
 
 def gives(value: Any) -> Wrapped:
@@ -57,12 +48,7 @@ def counts_its_calls(right: Wrapped) -> Wrapped:
 
 
 ODD = [
-    (
-        "04_pytorch_ddp",
-        "my_batches",
-        gives(None),
-        "my_batches returns NoneType, expected a list",
-    ),
+    ("04_pytorch_ddp", "my_batches", gives(None), "my_batches returns NoneType, expected a list"),
     ("04_pytorch_ddp", "evaluate", clears_gradients, "evaluate changes the gradients"),
     ("05_bucketing_and_overlap", "assign_buckets", counts_its_calls, "it keeps something from"),
     (
@@ -74,13 +60,11 @@ ODD = [
 
 
 @pytest.mark.parametrize(("folder", "task", "wrapped", "message"), ODD)
-def test_it_says_what_it_was_given(
-    ranks: dict[int, Ranks], folder: str, task: str, wrapped: Wrapped, message: str
-) -> None:
+def test_it_says_what_it_was_given(folder: str, task: str, wrapped: Wrapped, message: str) -> None:
     source = SOURCES / folder
     check = checks_of(source)[task]
     check = replace(check, cases=check.cases[:1])
-    with LocalRunner(wrapped(solution_of(source, task)), echo=None, ranks=ranks) as runner:
+    with LocalRunner(wrapped(solution_of(source, task)), echo=None) as runner:
         report = run_check(f"{folder}/{task}", check, runner, seed="1")
     assert not report.passed
     assert message in " ".join(str(report).split())

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from course_lib import diary
 from course_lib.learner import CannotGoOn, _course, _run_cells
 from course_lib.learner.__main__ import main
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
@@ -219,6 +218,7 @@ def test_progress_counts_points_predictions_and_guesses(course: Path, capsys: An
 
     note("checks.jsonl", checked=f"{NAME}/rank", fraction=1.0, all=True)
     note("checks.jsonl", checked=f"{NAME}/rank", fraction=1 / 3, all=False)  # broken since
+    note("checks.jsonl", checked=f"{NAME}/rank", fraction=1.0, folder="lectures")  # no points
     note("checks.jsonl", checked="gone/task", fraction=1.0, all=True)
     for right in (True, False):
         note("predictions.jsonl", notebook=NAME, scored=f"q {right}", right=right)
@@ -234,21 +234,6 @@ def test_progress_counts_points_predictions_and_guesses(course: Path, capsys: An
         ["gone"],
         ["together", "1/3", "1", "of", "2", "1", "of", "1"],
     ]
-
-
-def test_a_check_that_a_lecture_calls_gives_no_points(
-    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main(["start", NAME])
-    for folder, stem in (("lectures", "00_start"), (f"assignments/{NAME}", NAME)):
-        monkeypatch.chdir(course / "work" / folder)
-        monkeypatch.setenv("JPY_SESSION_NAME", f"{folder}/{stem}.ipynb")
-        diary.keep(diary.CHECKS, {"checked": f"{NAME}/rank", "fraction": 1.0, "all": True})
-        assert main(["progress"]) == 0
-        told = capsys.readouterr().out
-        if stem == "00_start":
-            assert NAME not in told.partition("points")[2].partition("together")[0]
-    assert re.search(f"{NAME} +3/3", told)
 
 
 def test_solution_is_shown_after_a_question(

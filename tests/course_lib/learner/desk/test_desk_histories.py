@@ -13,7 +13,7 @@ from unittest.mock import patch
 import nbformat
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from nbformat import NotebookNode, v4
+from nbformat import v4
 
 from course_lib.learner._desk import refresh
 from course_lib.learner.notebooks import words
@@ -80,15 +80,12 @@ class Desk:
         else:
             with contextlib.suppress(nbformat.reader.NotJSONError):
                 notebook = nbformat.read(path, as_version=4)
-                {"writes": self.write, "runs": self.run}[action](notebook)
+                if action == "writes":
+                    notebook.cells[0].source += self.token()
+                else:
+                    notebook.cells[0].outputs = [v4.new_output("stream", text=self.token())]
+                    notebook.cells.append(v4.new_code_cell(""))
                 nbformat.write(notebook, path)
-
-    def write(self, notebook: NotebookNode) -> None:
-        notebook.cells[0].source += self.token()
-
-    def run(self, notebook: NotebookNode) -> None:
-        notebook.cells[0].outputs = [v4.new_output("stream", text=self.token())]
-        notebook.cells.append(v4.new_code_cell(""))
 
     def lose_the_records(self) -> None:
         (self.desk / ".desk/handed_out.json").unlink(missing_ok=True)

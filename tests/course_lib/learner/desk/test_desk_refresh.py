@@ -5,6 +5,9 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import pytest
+from nbformat import NotebookNode
+
 from course_lib.learner._desk import refresh
 from tests.helpers.desk_files import (
     CHECKS,
@@ -29,30 +32,27 @@ def test_copies_are_handed_out_without_outputs_and_links_find_their_file(desk: P
     assert stat.S_IMODE((desk / CHECKS).stat().st_mode) & 0o200
 
 
+@pytest.mark.parametrize(
+    ("on_desk", "traces"),
+    [(notebook("a = 1", "mine"), "changes"), (ran(notebook("a = 1", "print(a)")), "outputs")],
+)
 def test_what_both_changed_stays_and_the_new_version_is_laid_beside_it_once(
-    course: Path, desk: Path
+    course: Path, desk: Path, on_desk: NotebookNode, traces: str
 ) -> None:
-    write(desk / LECTURE, notebook("a = 1", "mine"))
+    write(desk / LECTURE, on_desk)
+    written = (desk / LECTURE).read_bytes()
     write(course / LECTURE, notebook("a = 2"))
     (note,) = refresh(course, desk)
     assert note == (
-        f"{LECTURE} has your changes, so it stays. The new version is beside it: 01_topic.new.ipynb"
+        f"{LECTURE} has your {traces}, so it stays. The new version is beside it: "
+        "01_topic.new.ipynb"
     )
     beside = desk / "lectures/01_topic.new.ipynb"
-    assert sources(desk / LECTURE) == ["a = 1", "mine"] and sources(beside) == ["a = 2"]
+    assert (desk / LECTURE).read_bytes() == written and sources(beside) == ["a = 2"]
     before = state(desk)
     assert refresh(course, desk) == [] and state(desk) == before
     beside.unlink()
     assert refresh(course, desk) == [] and not beside.exists()
-
-
-def test_what_was_run_stays_too(course: Path, desk: Path) -> None:
-    write(desk / LECTURE, ran(notebook("a = 1", "print(a)")))
-    write(course / LECTURE, notebook("a = 2"))
-    (note,) = refresh(course, desk)
-    assert "has your outputs, so it stays" in note and note.endswith("01_topic.new.ipynb")
-    assert len(outputs(desk / LECTURE)) == 2
-    assert sources(desk / "lectures/01_topic.new.ipynb") == ["a = 2"]
 
 
 def test_what_the_course_drops_goes_unless_it_is_the_students(course: Path, desk: Path) -> None:
