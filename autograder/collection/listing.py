@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from autograder.errors import CommandFailed
@@ -73,15 +74,13 @@ def list_source(source: Path) -> list[Entry]:
 
     """
     if source.is_dir():
-        entries = list(_of_folder(source))
-    elif source.is_file():
-        try:
-            entries = list_zip(source)
-        except SourceError as error:
-            raise SourceError(f"{source.name} {error}") from error
-    else:
+        return list(_of_folder(source))
+    if not source.is_file():
         raise SourceError(f"there is no file or folder {source}")
-    return entries
+    try:
+        return list_zip(source)
+    except SourceError as error:
+        raise SourceError(f"{source.name} {error}") from error
 
 
 def list_zip(source: Path | io.BytesIO) -> list[Entry]:
@@ -145,17 +144,14 @@ def _of_folder(folder: Path) -> Iterator[Entry]:
             refusal = "is not an ordinary file"
         shown = relative.encode("utf-8", "replace").decode("utf-8")
         shown = unicodedata.normalize("NFC", shown)
-        yield Entry(shown, refusal, _file_reader(path), info.st_mtime)
+        yield Entry(shown, refusal, partial(_read_file, path), info.st_mtime)
 
 
-def _file_reader(path: Path) -> Callable[[int], bytes]:
-    def read(limit: int) -> bytes:
-        # The file may have become a link or a pipe since it was listed.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as stream:
-            return stream.read(limit + 1)
-
-    return read
+def _read_file(path: Path, limit: int) -> bytes:
+    # The file may have become a link or a pipe since it was listed.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        return stream.read(limit + 1)
 
 
 def _of_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
@@ -206,9 +202,8 @@ def _name_refusal(path: str) -> str:
         return "has a path that leads out of the submission"
     if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in TURNS for c in path):
         return "has a name with control characters"
-    if len(path.encode("utf-8", "replace")) > 1000 or any(
-        len(part.encode("utf-8", "replace")) > 200 for part in parts
-    ):
+    sizes = [len(part.encode("utf-8", "replace")) for part in parts]
+    if sum(sizes) > 1000 or max(sizes) > 200:
         return "has a name that is too long"
     return ""
 
