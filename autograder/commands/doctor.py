@@ -14,7 +14,7 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder import gradebook
 from autograder.commands import must
 from autograder.commands.demo import ASSIGNMENT
-from autograder.commands.feedback import write_page
+from autograder.commands.feedback import NO_PAGE, write_page
 from autograder.course import Folders, Settings, handed_out, load_config
 from autograder.errors import SandboxUnavailable
 from autograder.passes.self_test import SelfTest
@@ -91,9 +91,9 @@ def page(root: Path) -> Finding:
         with gradebook.opened(config) as book:
             book.add_student("student")
             book.add_submission(name, "student")
-        if problem := write_page(api, name, "student"):
-            summary = f"feedback on {name} could not be written: {problem.reason}"
-            return Finding("page", summary, problem.advice)
+        if reason := write_page(api, name, "student"):
+            summary = f"feedback on {name} could not be written: {reason}"
+            return Finding("page", summary, NO_PAGE)
     return Finding("page", f"feedback on {name} can be written")
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autograder.collection.repair import damage, place_aside
-from autograder.commands import Progress, add_assignment
+from autograder.commands import Progress, add_assignment, add_students
 from autograder.course import Folders, Settings, find_sources, load_config
 from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
@@ -203,12 +203,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=cores or 1,
         help="submissions graded at the same time (default: %(default)s, one per core)",
     )
-    parser.add_argument(
-        *("--student", "-s"),
-        action="append",
-        default=[],
-        help="grade only this student; for several students, give the option several times",
-    )
+    add_students(parser)
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),

@@ -15,7 +15,6 @@ from autograder.course import Folders, find_sources
 from autograder.errors import CommandFailed
 from autograder.examination.verdict import Verdict, checks_digest, source_digest
 from autograder.passes.examine import Exam, examine_notebook, rebuilt
-from autograder.passes.tell import timeline_of
 from autograder.pool.book import current
 from autograder.pool.class_list import NothingToGrade
 from autograder.pool.workers import Outcome
@@ -27,7 +26,7 @@ DESCRIPTION = (
     "booked: autograder grade does that. The inputs are drawn from the same seeds as before. A "
     "submission whose points were not booked counts as graded for the first time, not as changed. "
     "With --one, examine one student again with the inputs of the verdict: print every case, also "
-    "hidden ones in full, draw a timeline, and book nothing. This output is for instructors only."
+    "hidden ones in full, and book nothing. This output is for instructors only."
 )
 
 
@@ -41,24 +40,23 @@ def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> s
         if outcome.verdict:
             verdict = Verdict.read(Path(outcome.verdict))
             new.setdefault(verdict.student, {}).update(_points([verdict]))
-    moved: list[tuple[float, str, float, float, str]] = []
-    first = 0
-    for student, after in new.items():
-        if not (booked := current(folders, assignment, student)):
-            first += 1
-            continue
-        before = _points(booked.values())
-        if tasks := [task for task in after if before.get(task) != after[task]]:
-            old, now = sum(before.values()), sum(after.values())
-            moved.append((now - old, student, old, now, ", ".join(tasks)))
-    rows = [(name, old, now, f"{by:+g}", tasks) for by, name, old, now, tasks in sorted(moved)]
-    lines = [format_rows(("student", "old", "new", "change", "tasks"), rows)] if rows else []
+    old = {student: _points(current(folders, assignment, student).values()) for student in new}
+    moved: list[tuple[float, str, str]] = []
+    for student in filter(old.get, new):
+        if tasks := [task for task in new[student] if old[student].get(task) != new[student][task]]:
+            change = sum(new[student].values()) - sum(old[student].values())
+            moved.append((change, student, ", ".join(tasks)))
+    rows = [
+        (name, sum(old[name].values()), sum(new[name].values()), f"{change:+g}", tasks)
+        for change, name, tasks in sorted(moved)
+    ]
+    table = format_rows(("student", "old", "new", "change", "tasks"), rows) if rows else ""
     gain, lose = sum(row[0] > 0 for row in moved), sum(row[0] < 0 for row in moved)
-    lines.append(
-        f"students: {gain} gain, {lose} lose, {len(new) - first - gain - lose} keep their points, "
-        f"{first} had no points before"
-    )
-    return "\n".join(lines)
+    first = sum(not points for points in old.values())
+    return (
+        f"{table}\nstudents: {gain} gain, {lose} lose, {len(new) - first - gain - lose} keep their "
+        f"points, {first} had no points before"
+    ).lstrip()
 
 
 def _points(verdicts: Iterable[Verdict]) -> dict[str, float]:
@@ -68,7 +66,7 @@ def _points(verdicts: Iterable[Verdict]) -> dict[str, float]:
 def explain(root: Path, assignment: str, student: str) -> bool:
     """Examine a student's graded notebooks again, and print every case; book nothing.
 
-    Draw the timeline of the first visible case that failed. Return whether all points are the same.
+    Return whether all points are the same.
 
     Raises:
         NothingToGrade: the student has no verdict, or the code that it is about no longer exists.
@@ -91,13 +89,6 @@ def explain(root: Path, assignment: str, student: str) -> bool:
         )
         examine_notebook(_notebook(folders, old), Exam.of(sources / assignment), new)
         print(_explained(old, new))
-        for check in new.checks:
-            png, _ = timeline_of(check)
-            if png:
-                path = folders.data / "verdicts" / assignment / student / f"{old.notebook}.png"
-                path.write_bytes(png)
-                print(f"Timeline of {check.task}, case {check.trace['case']!r}: {path}")
-                break
         same &= [c.score for c in old.checks] == [c.score for c in new.checks]
     return same
 
@@ -165,9 +156,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         except AuthorError as error:
             raise CommandFailed(str(error)) from error
     outcomes = grade.grade_class(
-        *(root, assignment, arguments.student, settings),
-        jobs=jobs,
-        again=arguments.all,
+        root, assignment, arguments.student, settings, jobs=jobs, again=arguments.all
     )
     status = grade.report(outcomes)
     print(f"\n{changes(Folders.at(root), assignment, outcomes)}\n")

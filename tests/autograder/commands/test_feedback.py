@@ -155,10 +155,8 @@ def test_a_page_that_cannot_be_rendered_says_why(
     shutil.copytree(copy, folder, dirs_exist_ok=True)
     assert status == 1
     assert "no page could be written for eve: RuntimeError: invalid SRE code (raised in" in output
-    assert "→ give: pip install 'soupsieve<3'" in output
     finding = doctor.page(ROOT)
     assert "RuntimeError: invalid SRE code (raised in soupsieve" in finding.summary
-    assert finding.advice == "give: pip install 'soupsieve<3'"
     monkeypatch.undo()
     assert doctor.page(ROOT).fine
 
