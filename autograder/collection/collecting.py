@@ -126,7 +126,7 @@ def collect(
             entry.notes += _time(hand_in, listed.submitted_at, zone, due, file_times)
         until = own_due.get(student, due)
         collected.rows += _take(places, student, vetted, until, collected, write, retime)
-    present = {entry.student for entry in (*collected.rows, *collected.refused)}
+    present = {row.student for row in collected.rows} | {e.student for e in collected.refused}
     collected.absent += [
         student
         for student in students.students
