@@ -346,13 +346,11 @@ def notebooks_of(root: Path, config: Config, assignment: str) -> dict[str, nbfor
         SourceError: there is no such assignment.
 
     """
-    directories = [
-        *(str(config.CourseDirectory.release_directory), "assignments"),
-        str(config.CourseDirectory.source_directory),
-    ]
-    for directory in directories:
-        if paths := sorted((root / directory / assignment).glob("*.ipynb")):
+    folders = Folders.of(config.CourseDirectory)
+    places = (folders.release, root / "assignments", folders.source)
+    for place in places:
+        if paths := sorted((place / assignment).glob("*.ipynb")):
             return {path.stem: nbformat.read(path, as_version=4) for path in paths}
-    assignments = sorted({p.parent.name for d in directories for p in (root / d).glob("*/*.ipynb")})
+    assignments = sorted({path.parent.name for place in places for path in place.glob("*/*.ipynb")})
     names = ", ".join(assignments) or "none"
     raise SourceError(f"there is no assignment {assignment!r}. The assignments are: {names}")
