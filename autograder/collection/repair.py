@@ -66,11 +66,6 @@ def place_aside(path: Path, folder: Path) -> Path:
     return folder.parents[2] / "set_aside" / student / assignment / path.relative_to(folder)
 
 
-def set_aside(path: Path, folder: Path) -> None:
-    """Move `path` out of the submission's `folder`."""
-    shutil.move(path, _new_place_aside(path, folder))  # a link is moved as a link
-
-
 def _new_place_aside(path: Path, folder: Path) -> Path:
     target = place_aside(path, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +113,7 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> N
             size += info.st_size
             beside.append(str(path.relative_to(folder)))
             continue
-        set_aside(path, folder)
+        shutil.move(path, _new_place_aside(path, folder))  # a link is moved as a link
     released = folder.parents[2] / "release" / folder.name
     remarks += notes_on_files(name for name in beside if not (released / name).exists())
     if surplus:
