@@ -137,13 +137,9 @@ def _of_folder(folder: Path) -> Iterator[Entry]:
             continue
         if (count := count + 1) > MAX_ENTRIES:
             raise SourceError(f"{folder} has more than {MAX_ENTRIES} files")
-        refusal = _name_refusal(relative)
-        if stat.S_ISLNK(info.st_mode):
-            refusal = "is a link"
-        elif not stat.S_ISREG(info.st_mode):
-            refusal = "is not an ordinary file"
         shown = relative.encode("utf-8", "replace").decode("utf-8")
         shown = unicodedata.normalize("NFC", shown)
+        refusal = _refusal(relative, info.st_mode)
         yield Entry(shown, refusal, partial(_read_file, path), info.st_mtime)
 
 
@@ -156,14 +152,7 @@ def _read_file(path: Path, limit: int) -> bytes:
 
 def _of_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
     path = _decoded(info)
-    kind = stat.S_IFMT(info.external_attr >> 16)
-    refusal = _name_refusal(path)
-    if kind == stat.S_IFLNK:
-        refusal = "is a link"
-    elif kind not in (0, stat.S_IFREG):
-        refusal = "is not an ordinary file"
-    elif info.flag_bits & _ENCRYPTED:
-        refusal = "is encrypted"
+    encrypted = "is encrypted" if info.flag_bits & _ENCRYPTED else ""
 
     def read(limit: int) -> bytes:
         try:
@@ -172,7 +161,7 @@ def _of_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
         except _NOT_READ as error:
             raise OSError(f"cannot be unpacked: {error}") from error
 
-    return Entry(path, refusal, read)
+    return Entry(path, _refusal(path, info.external_attr >> 16) or encrypted, read)
 
 
 def _decoded(info: zipfile.ZipInfo) -> str:
@@ -195,8 +184,12 @@ def _decoded(info: zipfile.ZipInfo) -> str:
     return str(PurePosixPath(name)).removeprefix("./")
 
 
-def _name_refusal(path: str) -> str:
-    """Return why a name is refused, or an empty string."""
+def _refusal(path: str, mode: int) -> str:
+    """Return why a file of this name and mode is refused, or an empty string."""
+    if stat.S_ISLNK(mode):
+        return "is a link"
+    if stat.S_IFMT(mode) not in (0, stat.S_IFREG):  # 0: a zip may not say it
+        return "is not an ordinary file"
     parts = path.split("/")
     if path.startswith("/") or ".." in parts or (len(path) > 1 and path[1] == ":"):
         return "has a path that leads out of the submission"
