@@ -26,13 +26,7 @@ from autograder.collection.roster import (
     student_id_of,
     words_of,
 )
-from autograder.collection.times import (
-    NoTimeZone,
-    course_zone,
-    days_late,
-    gradebook_due,
-    read_time,
-)
+from autograder.collection.times import NoTimeZone, course_zone, days_late, gradebook_due, read_time
 from autograder.collection.vetting import Vetted, vet_hand_in
 from autograder.course import Folders, load_config
 

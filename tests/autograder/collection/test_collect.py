@@ -148,7 +148,7 @@ def test_canvas(course: Path, tmp_path: Path) -> None:
         "Student,ID,SIS User ID,SIS Login ID,Section,Homework 2 (77)\n"
         "    Points Possible,,,,,12\n"
         '"Lovelace, Ada",340934,S1,ada,L1,\n"Hopper, Grace",334244,S2,grace,L1,\n'
-        '"王, 小明",5,S3,ming,L1,\n',
+        '"王, 小明",5,S3,ming,L1,\n'
     )
     files = {
         f"lovelaceada_340934_1_{FILE}": notebook("first"),
@@ -492,10 +492,7 @@ def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path
     ids=["names", "accounts without a name", "names that are numbers, and the other came first"],
 )
 def test_a_submission_in_the_exchange_that_somebody_else_wrote_is_refused(
-    accounts: dict[str, Account],
-    course: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    accounts: dict[str, Account], course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = accounts["hers"].name.lower() if accounts["hers"].is_named else "ada"
     inbound, owners = tmp_path / "x" / "inbound", {}

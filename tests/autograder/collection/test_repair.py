@@ -22,7 +22,7 @@ from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import TASKS, notebook_of
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # nbgrader's and what it stands on
+    pytest.mark.filterwarnings("ignore")  # nbgrader's and what it stands on
 ]
 
 FILE = f"{ASSIGNMENT}.ipynb"
