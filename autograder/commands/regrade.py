@@ -15,6 +15,7 @@ from autograder.course import Folders, find_sources
 from autograder.errors import CommandFailed
 from autograder.examination.verdict import Verdict, checks_digest, source_digest
 from autograder.passes.examine import Exam, examine_notebook, rebuilt
+from autograder.passes.tell import timeline_of
 from autograder.pool.book import current
 from autograder.pool.class_list import NothingToGrade
 from autograder.pool.workers import Outcome
@@ -26,7 +27,7 @@ DESCRIPTION = (
     "booked: autograder grade does that. The inputs are drawn from the same seeds as before. A "
     "submission whose points were not booked counts as graded for the first time, not as changed. "
     "With --one, examine one student again with the inputs of the verdict: print every case, also "
-    "hidden ones in full, and book nothing. This output is for instructors only."
+    "hidden ones in full, draw a timeline, and book nothing. This output is for instructors only."
 )
 
 
@@ -66,7 +67,7 @@ def _points(verdicts: Iterable[Verdict]) -> dict[str, float]:
 def explain(root: Path, assignment: str, student: str) -> bool:
     """Examine a student's graded notebooks again, and print every case; book nothing.
 
-    Return whether all points are the same.
+    Draw the timeline of the first visible case that failed. Return whether all points are the same.
 
     Raises:
         NothingToGrade: the student has no verdict, or the code that it is about no longer exists.
@@ -89,6 +90,13 @@ def explain(root: Path, assignment: str, student: str) -> bool:
         )
         examine_notebook(_notebook(folders, old), Exam.of(sources / assignment), new)
         print(_explained(old, new))
+        for check in new.checks:
+            png, _ = timeline_of(check)
+            if png:
+                path = folders.data / "verdicts" / assignment / student / f"{old.notebook}.png"
+                path.write_bytes(png)
+                print(f"Timeline of {check.task}, case {check.trace['case']!r}: {path}")
+                break
         same &= [c.score for c in old.checks] == [c.score for c in new.checks]
     return same
 
