@@ -41,23 +41,24 @@ def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> s
         if outcome.verdict:
             verdict = Verdict.read(Path(outcome.verdict))
             new.setdefault(verdict.student, {}).update(_points([verdict]))
-    old = {student: _points(current(folders, assignment, student).values()) for student in new}
-    moved: list[tuple[float, str, str]] = []
-    for student in filter(old.get, new):
-        if tasks := [task for task in new[student] if old[student].get(task) != new[student][task]]:
-            change = sum(new[student].values()) - sum(old[student].values())
-            moved.append((change, student, ", ".join(tasks)))
-    rows = [
-        (name, sum(old[name].values()), sum(new[name].values()), f"{change:+g}", tasks)
-        for change, name, tasks in sorted(moved)
-    ]
-    table = format_rows(("student", "old", "new", "change", "tasks"), rows) if rows else ""
+    moved: list[tuple[float, str, float, float, str]] = []
+    first = 0
+    for student, after in new.items():
+        if not (booked := current(folders, assignment, student)):
+            first += 1
+            continue
+        before = _points(booked.values())
+        if tasks := [task for task in after if before.get(task) != after[task]]:
+            old, now = sum(before.values()), sum(after.values())
+            moved.append((now - old, student, old, now, ", ".join(tasks)))
+    rows = [(name, old, now, f"{by:+g}", tasks) for by, name, old, now, tasks in sorted(moved)]
+    lines = [format_rows(("student", "old", "new", "change", "tasks"), rows)] if rows else []
     gain, lose = sum(row[0] > 0 for row in moved), sum(row[0] < 0 for row in moved)
-    first = sum(not points for points in old.values())
-    return (
-        f"{table}\nstudents: {gain} gain, {lose} lose, {len(new) - first - gain - lose} keep their "
-        f"points, {first} had no points before"
-    ).lstrip()
+    lines.append(
+        f"students: {gain} gain, {lose} lose, {len(new) - first - gain - lose} keep their points, "
+        f"{first} had no points before"
+    )
+    return "\n".join(lines)
 
 
 def _points(verdicts: Iterable[Verdict]) -> dict[str, float]:
