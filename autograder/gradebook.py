@@ -25,6 +25,12 @@ _PATIENCE = 5.0
 """Seconds to wait while another program writes; nbgrader's own commands wait as long."""
 
 
+_OF_THE_DISK = (
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),
+    *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR),
+)
+
+
 def opened(config: Config) -> Gradebook:
     """Return the course's gradebook, open: a context manager. It makes a missing one."""
     from nbgrader.api import Gradebook
@@ -50,12 +56,11 @@ def make_sure_of(url: str, *, writes: bool) -> None:
     path = Path(url.removeprefix(_SQLITE))
     if not url.startswith(_SQLITE) or not path.exists():
         return
-    if not os.access(path, os.R_OK):
-        raise CommandFailed(f"no permission to read the gradebook {path}: check who owns it")
-    if writes and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+    places = (path, path.parent) if writes else (path,)
+    if not all(os.access(place, os.W_OK if writes else os.R_OK) for place in places):
         raise CommandFailed(
-            f"no permission to write the gradebook {path} or its folder: check who owns them, and "
-            "whether the disk is mounted read-only"
+            f"no permission to {'write' if writes else 'read'} the gradebook {path} or its folder: "
+            "check who owns them, and whether the disk is mounted read-only"
         )
     mode = "rw" if writes else "ro"
     address = f"file:{urllib.parse.quote(os.fsencode(path))}?mode={mode}"
@@ -80,10 +85,8 @@ def sentence_on(error: BaseException, path: str | Path) -> str:
             f"the gradebook {path} is locked: another program is writing it. Wait until it ends, "
             "or close it; then give the same command again"
         )
-    if code == sqlite3.SQLITE_FULL:
-        return f"the gradebook {path} cannot grow, because the disk is full: make room there"
-    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
-        return f"the gradebook {path} cannot be opened ({cause}): check its folder and the disk"
+    if code in _OF_THE_DISK:
+        return f"the gradebook {path} cannot be used ({cause}): check its folder and the disk"
     return (
         f"the gradebook {path} is damaged ({cause}). Replace it by a backup. Without a backup, "
         "move the file away and give the command again: verdicts are separate files and are booked "

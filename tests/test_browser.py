@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +17,7 @@ from nbformat import v4
 from course_lib.learner._desk import refresh
 from course_lib.learner.lab import environment, style
 from tests.helpers import ROOT
-from tests.helpers.browser import Browser, needs_browser
+from tests.helpers.browser import Browser, jupyterlab, needs_browser
 from tests.helpers.course_folders import needs_sources
 
 pytestmark = [pytest.mark.large, pytest.mark.timeout(900), needs_browser]
@@ -46,35 +43,6 @@ OPTIONS = (
     *("--no-browser", "--port=0", "--IdentityProvider.token=", "--allow-root"),
     "--LabApp.expose_app_in_browser=True",
 )
-
-
-@contextlib.contextmanager
-def jupyterlab(command: list[str], folder: Path, home: Path, **settings: str) -> Iterator[str]:
-    """Run a command that becomes or starts JupyterLab, at home in `home`; return its address."""
-    runtime = home / "runtime"
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "JUPYTER_RUNTIME_DIR": str(runtime), "HOME": str(home), **settings},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 180
-        while not (found := list(runtime.glob("jpserver-*.json"))):
-            assert time.monotonic() < deadline and process.poll() is None, "no JupyterLab"
-            time.sleep(0.3)
-        time.sleep(0.5)
-        yield json.loads(found[0].read_text())["url"]
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(300)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 @pytest.fixture(scope="module")

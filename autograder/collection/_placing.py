@@ -66,11 +66,7 @@ class Places:
         return min((time for folder in folders if (time := _time_of(folder))), default=None)
 
     def place(
-        self,
-        student: str,
-        files: dict[str, bytes],
-        time: datetime | None,
-        at: datetime | None,
+        self, student: str, files: dict[str, bytes], time: datetime | None, at: datetime | None
     ) -> str:
         """Put a submission where nbgrader looks for it, or keep it aside; return what was done.
 

@@ -26,14 +26,7 @@ from autograder.collection.roster import (
     student_id_of,
     words_of,
 )
-from autograder.collection.times import (
-    NoTimeZone,
-    course_zone,
-    days_late,
-    gradebook_due,
-    read_time,
-    shown,
-)
+from autograder.collection.times import NoTimeZone, course_zone, days_late, gradebook_due, read_time
 from autograder.collection.vetting import Vetted, vet_hand_in
 from autograder.course import Folders, load_config
 
@@ -51,10 +44,6 @@ class Row:
     time: datetime | None
     late: int
     notes: str
-
-    def cells(self, zone: tzinfo | None) -> tuple[object, ...]:
-        """Return the line as it is printed."""
-        return self.student, self.action, shown(self.time, zone), self.late or "", self.notes
 
 
 @dataclass
@@ -117,7 +106,6 @@ def collect(
     due = due or gradebook_due(config, assignment)
     zone = zone or course_zone(data)
     own_due = read_extensions(data, assignment, zone)
-    times = {student: _time_in(listed, zone) for student, listed in students.students.items()}
     if write and roster:
         students.write(data / "roster.csv")
     places = Places(data, assignment)
@@ -127,16 +115,17 @@ def collect(
     by_student = _by_student(gathered, students, collected.refused)
     for student, hand_ins in sorted(by_student.items()):
         vetted = [(h, vet_hand_in(h, notebooks, own_stamp=ours)) for h in hand_ins]
+        listed = students.students.get(student, Student(student))
         for hand_in, entry in vetted:
-            entry.notes += _time(hand_in, *times.get(student, (None, "")), due, file_times)
+            entry.notes += _time(hand_in, listed.submitted_at, zone, due, file_times)
         until = own_due.get(student, due)
         collected.rows += _take(places, student, vetted, until, collected, write, retime)
-    present = {row.student for row in collected.rows} | {
-        entry.student for entry in collected.refused
-    }
-    for student in students.students:
-        if student not in present and not places.submitted(student).is_dir():
-            collected.absent.append(student)
+    present = {row.student for row in collected.rows} | {e.student for e in collected.refused}
+    collected.absent += [
+        student
+        for student in students.students
+        if student not in present and not places.submitted(student).is_dir()
+    ]
     return collected
 
 
@@ -193,29 +182,24 @@ def _owned_by_others(inbound: Path) -> dict[str, str]:
     Anybody may write into the exchange, and choose a folder's name. If an account has no name here,
     the first who wrote under a student's name is this student, unless they wrote under two names.
     """
-    ours = {_account(0), _account(os.geteuid())}
-    folders = {
-        path.name: match
+    folders = [
+        (match, owner_of(path))
         for path in inbound.iterdir()
         if (match := EXCHANGE_FOLDER.fullmatch(unicodedata.normalize("NFC", path.name)))
-    }
-    owners = {
-        name: owner_of(inbound / name)
-        for name in sorted(folders, key=lambda name: folders[name]["time"])
-    }
-    names: dict[Account, set[str]] = {}  # account → the students under whose names it wrote
+    ]
+    students: dict[Account, set[str]] = {}  # account → the students under whose names it wrote
     first: dict[str, Account] = {}  # student → the account that wrote first under this name
-    for name, owner in owners.items():
-        names.setdefault(owner, set()).add(folders[name]["id"])
-        first.setdefault(folders[name]["id"], owner)
+    for match, owner in sorted(folders, key=lambda folder: folder[0]["time"]):
+        students.setdefault(owner, set()).add(match["id"])
+        first.setdefault(match["id"], owner)
     foreign = {}
-    for name, owner in owners.items():
-        student = folders[name]["id"]
-        is_theirs = owner.name.casefold() == student.casefold()
-        if not owner.is_named:
-            is_theirs = owner == first[student] and len(names[owner]) == 1
-        if owner not in ours and not is_theirs:
-            foreign[name] = owner.name
+    for match, owner in folders:
+        if owner.is_named:
+            is_theirs = owner.name.casefold() == match["id"].casefold()
+        else:
+            is_theirs = owner == first[match["id"]] and len(students[owner]) == 1
+        if not is_theirs and owner not in (_account(0), _account(os.geteuid())):
+            foreign[match[0]] = owner.name
     return foreign
 
 
@@ -282,25 +266,17 @@ def _by_our_id(refused: Refused, students: Roster) -> Refused:
     return replace(refused, student=student.student_id) if student else refused
 
 
-def _time_in(student: Student, zone: tzinfo | None) -> tuple[datetime | None, str]:
-    """Return the time of submission from a line of the class list, or a note if it is no time."""
-    if not student.submitted_at.strip(" -"):
-        return None, ""
-    try:
-        return read_time(student.submitted_at, zone), ""
-    except NoTimeZone:
-        raise
-    except SourceError as error:
-        return None, f"time unknown: {error}"
-
-
 def _time(
-    hand_in: HandIn, listed: datetime | None, note: str, due: datetime | None, file_times: bool
+    hand_in: HandIn, listed: str, zone: tzinfo | None, due: datetime | None, file_times: bool
 ) -> list[str]:
     """Set the time of submission from any source that gives it; return notes for the table."""
-    hand_in.time = hand_in.time or listed
-    if hand_in.time is None and note:
-        return [note]
+    if hand_in.time is None and listed.strip(" -"):
+        try:
+            hand_in.time = read_time(listed, zone)
+        except NoTimeZone:
+            raise
+        except SourceError as error:
+            return [f"time unknown: {error}"]
     if hand_in.time is None and file_times:
         changed = max((entry.modified for entry in hand_in.files.values()), default=0.0)
         hand_in.time = datetime.fromtimestamp(changed, UTC) if changed else None
@@ -364,13 +340,11 @@ def notebooks_of(root: Path, config: Config, assignment: str) -> dict[str, nbfor
         SourceError: there is no such assignment.
 
     """
-    directories = [
-        *(str(config.CourseDirectory.release_directory), "assignments"),
-        str(config.CourseDirectory.source_directory),
-    ]
-    for directory in directories:
-        if paths := sorted((root / directory / assignment).glob("*.ipynb")):
+    folders = Folders.of(config.CourseDirectory)
+    places = (folders.release, root / "assignments", folders.source)
+    for place in places:
+        if paths := sorted((place / assignment).glob("*.ipynb")):
             return {path.stem: nbformat.read(path, as_version=4) for path in paths}
-    assignments = sorted({p.parent.name for d in directories for p in (root / d).glob("*/*.ipynb")})
+    assignments = sorted({path.parent.name for place in places for path in place.glob("*/*.ipynb")})
     names = ", ".join(assignments) or "none"
     raise SourceError(f"there is no assignment {assignment!r}. The assignments are: {names}")

@@ -39,12 +39,11 @@ def read_extensions(data: Path, assignment: str, zone: tzinfo | None) -> dict[st
     students = kept_roster(data)
     deadlines = {}
     for number, row in rows:
-        cells = dict(zip(header, (cell.strip() for cell in row), strict=False))
-        if cells.get("assignment") == assignment:
-            student = cells.get("student_id", "")
+        if row.get("assignment") == assignment:
+            student = row.get("student_id", "")
             listed_student = students.find(student, "")
             try:
-                until = read_time(cells.get("until", ""), zone)
+                until = read_time(row.get("until", ""), zone)
             except SourceError as error:
                 raise SourceError(f"{path}, line {number}: {error}") from None
             deadlines[listed_student.student_id if listed_student else student] = until

@@ -18,14 +18,12 @@ folder       ``ada/hw.ipynb``, ``ada/02_data_parallel_sgd/hw.ipynb`` or ``ada.ip
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from autograder.collection.listing import Entry, SourceError
 from autograder.collection.times import read_stamp, read_time
-
-FORMATS = ("moodle", "canvas", "gradescope", "exchange", "folder")
 
 _MOODLE = re.compile(
     r"(?P<name>[^/]*)_(?P<id>\d+)_assignsubmission_(?P<kind>[a-z]+)(?:_?/|_)(?P<file>.+)"
@@ -46,7 +44,8 @@ EXCHANGE_FOLDER = re.compile(
 )
 """The name that ``nbgrader submit`` gives to a submission's folder."""
 _EXCHANGE = re.compile(rf"(?:.*/)?inbound/{EXCHANGE_FOLDER.pattern}/(?P<file>.+)")
-
+_EXPORTS = {"moodle": _MOODLE, "canvas": _CANVAS, "gradescope": _GRADESCOPE}
+FORMATS = (*_EXPORTS, "exchange", "folder")
 
 MAX_METADATA = 50 * 2**20
 """Bytes to read of Gradescope's submission list, which repeats the results of all submissions."""
@@ -114,7 +113,7 @@ def gather(entries: Sequence[Entry], assignment: str, format: str = "") -> Gathe
     entries = _without_common_folder(entries)
     format = format or recognise(entries)
     gathered = Gathered(format, [], [])
-    _READERS[format](entries, assignment, gathered)
+    gathered.hand_ins += _READERS[format](entries, assignment, gathered.refused)
     if not gathered.hand_ins and not gathered.refused:
         raise SourceError(
             f"the source has no submission of {assignment} in the format {format}. If this format "
@@ -125,18 +124,10 @@ def gather(entries: Sequence[Entry], assignment: str, format: str = "") -> Gathe
 
 def recognise(entries: Sequence[Entry]) -> str:
     """Return the format of more than half of the names, or ``folder`` if there is none."""
-    patterns = {
-        "moodle": _MOODLE,
-        "canvas": _CANVAS,
-        "gradescope": _GRADESCOPE,
-        "exchange": _EXCHANGE,
-    }
-    count = {
-        name: sum(pattern.fullmatch(entry.path) is not None for entry in entries)
-        for name, pattern in patterns.items()
-    }
-    best = max(count, key=lambda name: count[name])
-    return best if 2 * count[best] > len(entries) else "folder"
+    for name, pattern in {**_EXPORTS, "exchange": _EXCHANGE}.items():
+        if 2 * sum(pattern.fullmatch(entry.path) is not None for entry in entries) > len(entries):
+            return name
+    return "folder"
 
 
 def _without_common_folder(entries: Sequence[Entry]) -> list[Entry]:
@@ -149,47 +140,46 @@ def _without_common_folder(entries: Sequence[Entry]) -> list[Entry]:
     inside = [entry.path.partition("/")[2] for entry in entries]
     if len(tops) != 1 or not all(inside) or next(iter(tops)) == "inbound":
         return list(entries)
-    patterns = (_MOODLE, _CANVAS, _GRADESCOPE)
-    if not any(p.fullmatch(path) for p in patterns for path in inside):
+    if not any(p.fullmatch(path) for p in _EXPORTS.values() for path in inside):
         return list(entries)
     return [replace(e, path=path) for e, path in zip(entries, inside, strict=True)]
 
 
 def _named(
-    entries: Sequence[Entry], pattern: re.Pattern[str], system: str, into: Gathered
+    entries: Sequence[Entry], pattern: re.Pattern[str], system: str, refused: list[Refused]
 ) -> Iterator[tuple[Entry, re.Match[str]]]:
     """Yield the files whose names the system has given; refuse the others."""
     for entry in entries:
         if match := pattern.fullmatch(entry.path):
             yield entry, match
         else:
-            reason = f"has a name that is not from {system}"
-            into.refused.append(Refused("", entry.path, reason))
+            refused.append(Refused("", entry.path, f"has a name that is not from {system}"))
 
 
-def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+_TYPED = "is text typed into {}, not a file"
+
+
+def _moodle(entries: Sequence[Entry], assignment: str, refused: list[Refused]) -> Iterable[HandIn]:
     hand_ins: dict[str, HandIn] = {}
-    for entry, match in _named(entries, _MOODLE, "Moodle", into):
+    for entry, match in _named(entries, _MOODLE, "Moodle", refused):
         hand_in = hand_ins.setdefault(match["id"], HandIn(match["id"], match["name"]))
         # Moodle before 4.1 wants the underscore at the end; later versions allow it.
         hand_in.returned_as = f"{match['name']}_{match['id']}_assignfeedback_file_/"
         if match["kind"] == "file":
             hand_in.files[match["file"]] = replace(entry, path=match["file"])
         else:
-            reason = "is text typed into Moodle, not a file"
-            into.refused.append(Refused(hand_in.name, entry.path, reason))
-    into.hand_ins += hand_ins.values()
+            refused.append(Refused(hand_in.name, entry.path, _TYPED.format("Moodle")))
+    return hand_ins.values()
 
 
-def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+def _canvas(entries: Sequence[Entry], assignment: str, refused: list[Refused]) -> Iterable[HandIn]:
     hand_ins: dict[str, HandIn] = {}
     numbers: dict[tuple[str, str], int] = {}
-    for entry, match in _named(entries, _CANVAS, "Canvas", into):
+    for entry, match in _named(entries, _CANVAS, "Canvas", refused):
         hand_in = hand_ins.setdefault(match["id"], HandIn(match["id"], match["name"] or ""))
         hand_in.late = hand_in.late or match["late"] is not None
         if match["typed"]:
-            reason = "is text typed into Canvas, not a file"
-            into.refused.append(Refused(hand_in.name, entry.path, reason))
+            refused.append(Refused(hand_in.name, entry.path, _TYPED.format("Canvas")))
             continue
         file, number = match["file"], int(match["number"])
         if number < numbers.get((hand_in.system_id, file), -1):
@@ -198,10 +188,12 @@ def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         hand_in.files[file] = replace(entry, path=file, modified=0.0)
         if number >= hand_in.order:
             hand_in.order, hand_in.returned_as = number, entry.path.removesuffix(file)
-    into.hand_ins += hand_ins.values()
+    return hand_ins.values()
 
 
-def _gradescope(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+def _gradescope(
+    entries: Sequence[Entry], assignment: str, refused: list[Refused]
+) -> Iterable[HandIn]:
     """Add each submission to each of its submitters, because a group submits together."""
     groups: dict[str, list[HandIn]] = {}
     for entry in entries:
@@ -209,13 +201,13 @@ def _gradescope(entries: Sequence[Entry], assignment: str, into: Gathered) -> No
             text = entry.read(MAX_METADATA).decode("utf-8", "replace")
             for listed in _MADE.finditer(text):
                 groups[listed["id"]] = list(_submitters(listed["whose"], listed["when"]))
-    for entry, match in _named(entries, _GRADESCOPE, "Gradescope", into):
+    for entry, match in _named(entries, _GRADESCOPE, "Gradescope", refused):
         if match["id"] and not groups.get(match["id"]):
             reason = "belongs to a submission without a submitter in submission_metadata.yml"
-            into.refused.append(Refused("", entry.path, reason))
+            refused.append(Refused("", entry.path, reason))
         for hand_in in groups.get(match["id"], ()):
             hand_in.files[match["file"]] = replace(entry, path=match["file"])
-    into.hand_ins += [hand_in for group in groups.values() for hand_in in group if hand_in.files]
+    return [hand_in for group in groups.values() for hand_in in group if hand_in.files]
 
 
 def _submitters(submitters: str, created_at: str | None) -> Iterator[HandIn]:
@@ -227,7 +219,9 @@ def _submitters(submitters: str, created_at: str | None) -> Iterator[HandIn]:
             yield HandIn(number, fields.get("name", ""), time=time)
 
 
-def _exchange(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+def _exchange(
+    entries: Sequence[Entry], assignment: str, refused: list[Refused]
+) -> Iterable[HandIn]:
     hand_ins: dict[str, HandIn] = {}
     for entry in entries:
         match = _EXCHANGE.fullmatch(entry.path)
@@ -238,20 +232,17 @@ def _exchange(entries: Sequence[Entry], assignment: str, into: Gathered) -> None
             key, HandIn(match["id"], match["id"], time=read_stamp(match["time"]))
         )
         hand_in.files[match["file"]] = replace(entry, path=match["file"])
-    into.hand_ins += hand_ins.values()
+    return hand_ins.values()
 
 
-def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+def _folder(entries: Sequence[Entry], assignment: str, refused: list[Refused]) -> Iterable[HandIn]:
     hand_ins: dict[str, HandIn] = {}
     for entry in entries:
         student, _, file = entry.path.partition("/")
         if not file:
             if not student.endswith((".ipynb", ".zip")):
-                into.refused.append(
-                    Refused(
-                        "", student, "lies beside the students' folders: move it into one of them"
-                    )
-                )
+                reason = "lies beside the students' folders: move it into one of them"
+                refused.append(Refused("", student, reason))
                 continue
             file, student = student, re.sub(r"\.(ipynb|zip)$", "", student)
             student = student.removesuffix(f"_{assignment}").removeprefix(f"{assignment}_")
@@ -261,20 +252,18 @@ def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
     for hand_in in hand_ins.values():
         # In nbgrader's own layout, a student's folder also contains their other assignments.
         if nested := {p: e for p, e in hand_in.files.items() if p.startswith(f"{assignment}/")}:
-            hand_in.files = {
-                (inner_path := path.partition("/")[2]): replace(entry, path=inner_path)
-                for path, entry in nested.items()
-            }
+            inner = {path.partition("/")[2]: entry for path, entry in nested.items()}
+            hand_in.files = {path: replace(entry, path=path) for path, entry in inner.items()}
         hand_in.order = int(max(entry.modified for entry in hand_in.files.values()))
         stamp = hand_in.files.get("timestamp.txt")
         if stamp is not None and not stamp.refusal:
             hand_in.time = read_stamp(stamp.read(1000).decode("utf-8", "replace"))
             if hand_in.time is None:
                 hand_in.notes.append("timestamp.txt contains no time, so the file is ignored")
-    into.hand_ins += hand_ins.values()
+    return hand_ins.values()
 
 
-_READERS: dict[str, Callable[[Sequence[Entry], str, Gathered], None]] = {
+_READERS: dict[str, Callable[[Sequence[Entry], str, list[Refused]], Iterable[HandIn]]] = {
     "moodle": _moodle,
     "canvas": _canvas,
     "gradescope": _gradescope,

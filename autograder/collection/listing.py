@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from autograder.errors import CommandFailed
@@ -73,15 +74,13 @@ def list_source(source: Path) -> list[Entry]:
 
     """
     if source.is_dir():
-        entries = list(_of_folder(source))
-    elif source.is_file():
-        try:
-            entries = list_zip(source)
-        except SourceError as error:
-            raise SourceError(f"{source.name} {error}") from error
-    else:
+        return list(_of_folder(source))
+    if not source.is_file():
         raise SourceError(f"there is no file or folder {source}")
-    return entries
+    try:
+        return list_zip(source)
+    except SourceError as error:
+        raise SourceError(f"{source.name} {error}") from error
 
 
 def list_zip(source: Path | io.BytesIO) -> list[Entry]:
@@ -138,36 +137,22 @@ def _of_folder(folder: Path) -> Iterator[Entry]:
             continue
         if (count := count + 1) > MAX_ENTRIES:
             raise SourceError(f"{folder} has more than {MAX_ENTRIES} files")
-        refusal = _name_refusal(relative)
-        if stat.S_ISLNK(info.st_mode):
-            refusal = "is a link"
-        elif not stat.S_ISREG(info.st_mode):
-            refusal = "is not an ordinary file"
         shown = relative.encode("utf-8", "replace").decode("utf-8")
         shown = unicodedata.normalize("NFC", shown)
-        yield Entry(shown, refusal, _file_reader(path), info.st_mtime)
+        refusal = _refusal(relative, info.st_mode)
+        yield Entry(shown, refusal, partial(_read_file, path), info.st_mtime)
 
 
-def _file_reader(path: Path) -> Callable[[int], bytes]:
-    def read(limit: int) -> bytes:
-        # The file may have become a link or a pipe since it was listed.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as stream:
-            return stream.read(limit + 1)
-
-    return read
+def _read_file(path: Path, limit: int) -> bytes:
+    # The file may have become a link or a pipe since it was listed.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        return stream.read(limit + 1)
 
 
 def _of_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
     path = _decoded(info)
-    kind = stat.S_IFMT(info.external_attr >> 16)
-    refusal = _name_refusal(path)
-    if kind == stat.S_IFLNK:
-        refusal = "is a link"
-    elif kind not in (0, stat.S_IFREG):
-        refusal = "is not an ordinary file"
-    elif info.flag_bits & _ENCRYPTED:
-        refusal = "is encrypted"
+    encrypted = "is encrypted" if info.flag_bits & _ENCRYPTED else ""
 
     def read(limit: int) -> bytes:
         try:
@@ -176,7 +161,7 @@ def _of_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
         except _NOT_READ as error:
             raise OSError(f"cannot be unpacked: {error}") from error
 
-    return Entry(path, refusal, read)
+    return Entry(path, _refusal(path, info.external_attr >> 16) or encrypted, read)
 
 
 def _decoded(info: zipfile.ZipInfo) -> str:
@@ -199,16 +184,19 @@ def _decoded(info: zipfile.ZipInfo) -> str:
     return str(PurePosixPath(name)).removeprefix("./")
 
 
-def _name_refusal(path: str) -> str:
-    """Return why a name is refused, or an empty string."""
+def _refusal(path: str, mode: int) -> str:
+    """Return why a file of this name and mode is refused, or an empty string."""
+    if stat.S_ISLNK(mode):
+        return "is a link"
+    if stat.S_IFMT(mode) not in (0, stat.S_IFREG):  # 0: a zip may not say it
+        return "is not an ordinary file"
     parts = path.split("/")
     if path.startswith("/") or ".." in parts or (len(path) > 1 and path[1] == ":"):
         return "has a path that leads out of the submission"
     if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in TURNS for c in path):
         return "has a name with control characters"
-    if len(path.encode("utf-8", "replace")) > 1000 or any(
-        len(part.encode("utf-8", "replace")) > 200 for part in parts
-    ):
+    sizes = [len(part.encode("utf-8", "replace")) for part in parts]
+    if sum(sizes) > 1000 or max(sizes) > 200:
         return "has a name that is too long"
     return ""
 

@@ -42,17 +42,17 @@ notes: dict[tuple[str, str], list[str]] = {}
 def vet(assignment: str, student: str, notebooks: Sequence[str]) -> None:
     """Vet the folder of `notebooks`: nbgrader calls this hook before it converts a submission.
 
-    `assignment` and `student` are the command's arguments, and may be patterns.
+    The folder's path says whose submission it is: `assignment` and `student` may be patterns.
     """
-    for folder in {Path(notebook).parent for notebook in notebooks}:
-        remarks = notes[folder.parent.name, folder.name] = []
-        for notebook in notebooks:  # first, because notes on files may exceed the limit of notes
-            if Path(notebook).parent == folder:
-                _vet_notebook(Path(notebook), remarks)
-        _vet_files(folder, [Path(notebook) for notebook in notebooks], remarks)
-        del remarks[_MAX_NOTES:]
-        for note in remarks:
-            logging.getLogger(__name__).warning("%s: %s", folder, note)
+    paths = [Path(notebook) for notebook in notebooks]
+    folder = paths[0].parent
+    remarks = notes[folder.parent.name, folder.name] = []
+    for path in paths:  # first, because notes on files may exceed the limit of notes
+        _vet_notebook(path, remarks)
+    _vet_files(folder, paths, remarks)
+    del remarks[_MAX_NOTES:]
+    for note in remarks:
+        logging.getLogger(__name__).warning("%s: %s", folder, note)
 
 
 def damage(remarks: Sequence[str]) -> list[str]:
@@ -64,11 +64,6 @@ def place_aside(path: Path, folder: Path) -> Path:
     """Return where a file of the submission's `folder` is kept if it is set aside."""
     student, assignment = folder.parent.name, folder.name
     return folder.parents[2] / "set_aside" / student / assignment / path.relative_to(folder)
-
-
-def set_aside(path: Path, folder: Path) -> None:
-    """Move `path` out of the submission's `folder`."""
-    shutil.move(path, _new_place_aside(path, folder))  # a link is moved as a link
 
 
 def _new_place_aside(path: Path, folder: Path) -> Path:
@@ -98,8 +93,8 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> None:
-    count = size = surplus = 0
-    beside: list[Path] = []
+    size = surplus = 0
+    beside: list[str] = []
     for path, info in sorted(files_below(folder)):
         if path in notebooks:
             continue
@@ -112,17 +107,15 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> N
             )
         elif info.st_size > MAX_FILE or size + info.st_size > MAX_ALL:
             remarks.append(f"{name!r} is too large, so it was set aside")
-        elif count >= MAX_FILES:
+        elif len(beside) >= MAX_FILES:
             surplus += 1
         else:
-            count += 1
             size += info.st_size
-            beside.append(path)
+            beside.append(str(path.relative_to(folder)))
             continue
-        set_aside(path, folder)
+        shutil.move(path, _new_place_aside(path, folder))  # a link is moved as a link
     released = folder.parents[2] / "release" / folder.name
-    names = (str(path.relative_to(folder)) for path in beside)
-    remarks += notes_on_files(name for name in names if not (released / name).exists())
+    remarks += notes_on_files(name for name in beside if not (released / name).exists())
     if surplus:
         remarks.append(
             f"only {MAX_FILES} files may be submitted, so others were set aside: {surplus}"
@@ -130,13 +123,8 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> N
 
 
 def _is_timestamp(path: Path, size: int) -> bool:
-    if size > 1000:
-        return False
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return False
-    return not text or read_stamp(text) is not None
+    text = "" if size > 1000 else path.read_text(encoding="utf-8", errors="replace").strip()
+    return size == 0 or read_stamp(text) is not None
 
 
 def notes_on_files(names: Iterable[str]) -> list[str]:
@@ -154,7 +142,7 @@ def notes_on_files(names: Iterable[str]) -> list[str]:
 def _vet_notebook(path: Path, remarks: list[str]) -> None:
     info = os.lstat(path)
     content: Any = None
-    if stat.S_ISLNK(info.st_mode) or not stat.S_ISREG(info.st_mode):
+    if not stat.S_ISREG(info.st_mode):
         problem = "is a link"
     elif info.st_size > MAX_NOTEBOOK:
         problem = f"is larger than {MAX_NOTEBOOK // 2**20} MiB"
@@ -201,23 +189,11 @@ def read_content(data: bytes) -> tuple[str, Any]:
 
     The second result is None if nothing can be read. `repaired` makes a notebook of it.
     """
-    long_numbers = 0
-
-    def number(digits: str) -> int:
-        nonlocal long_numbers
-        if len(digits) > _MAX_DIGITS:
-            long_numbers += 1
-            return 0
-        return int(digits)
-
     text = text_of(data)
     try:
-        content = json.loads(text, parse_int=number)
+        return "", json.loads(text)
     except (ValueError, RecursionError):
         return _around_damage(text)
-    if long_numbers:
-        return f"has a number with more than {_MAX_DIGITS} digits", content
-    return "", content
 
 
 def _why_nbgrader_stops(content: Any) -> str:
@@ -256,26 +232,26 @@ def cells_of(content: Any) -> list[Any] | None:
 _CELL = re.compile(r'\{\s*"(?:attachments|cell_type|execution_count|id|metadata|outputs|source)"')
 """The beginning of a cell, as editors write it."""
 _MOST_DAMAGE = 200
-"""Largest number of positions from which reading is tried again."""
+"""Largest number of positions from which reading is tried in vain."""
+# Python itself refuses to read a number with thousands of digits.
+_DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits[:_MAX_DIGITS]))
 
 
 def _around_damage(text: str) -> tuple[str, Any]:
     """Return the cells of a notebook that is not JSON, except those that are damaged."""
     cells: list[Any] = []
-    decoder, damaged = json.JSONDecoder(), 0
-    begin = re.search(r'"cells"\s*:\s*\[\s*', text)
-    at = begin.end() if begin else len(text)
-    while at < len(text) and damaged < _MOST_DAMAGE:
+    at = damaged = 0
+    for begin in _CELL.finditer(text):
+        if begin.start() < at:
+            continue  # a part of the cell before
         try:
-            cell, at = decoder.raw_decode(text, at)
+            cell, at = _DECODER.raw_decode(text, begin.start())
         except (ValueError, RecursionError):
-            damaged += 1
-            following = _CELL.search(text, at + 1)
-            at = following.start() if following else len(text)
+            if (damaged := damaged + 1) == _MOST_DAMAGE:
+                break
             continue
-        if isinstance(cell, dict) and "cell_type" in cell:
+        if "cell_type" in cell:
             cells.append(cell)
-        at = re.compile(r"\s*,?\s*").match(text, at).end()  # type: ignore[union-attr]
     if not cells:
         return "is not JSON", None
     return f"is damaged, and {len(cells)} of its cells can be read", {"cells": cells}

@@ -139,11 +139,7 @@ def read_roster(path: Path) -> Roster:
     for name in {name for names in _COLUMNS.values() for name in names}:
         if header.count(name) > 1:
             raise SourceError(f"{path} has two columns {name!r}: rename or delete one of them")
-    places = {
-        key: next((header.index(name) for name in names if name in header), None)
-        for key, names in _COLUMNS.items()
-    }
-    if places["student_id"] is None and places["email"] is None:
+    if not any(name in header for key in ("student_id", "email") for name in _COLUMNS[key]):
         raise SourceError(
             f"{path} has no column of student ids: give one column the name student_id. The "
             f"file's first line is: {', '.join(header)}"
@@ -152,8 +148,8 @@ def read_roster(path: Path) -> Roster:
     numbers: dict[str, str] = {}
     for number, row in rows:
         values = {
-            key: row[place].strip() if place is not None and place < len(row) else ""
-            for key, place in places.items()
+            key: next((row[name] for name in names if name in row), "")
+            for key, names in _COLUMNS.items()
         }
         if "points possible" in values["name"].lower() or not any(values.values()):
             continue  # Canvas's second line
@@ -201,8 +197,8 @@ def number_of(text: str) -> str:
     return re.sub(r"^\D+(?=\d+$)", "", text)
 
 
-def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return a CSV's header in lower case, and its other lines with their numbers.
+def read_table(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return a CSV's header in lower case, and its other lines' cells with the lines' numbers.
 
     Raises:
         SourceError: it cannot be read.
@@ -213,7 +209,8 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     except csv.Error as error:
         raise SourceError(f"{path} cannot be read as a CSV: {error}") from error
     header = [name.strip().lower() for name in header]
-    return header, [(number, row) for number, row in enumerate(lines, 2) if any(row)]
+    rows = [dict(zip(header, (cell.strip() for cell in line), strict=False)) for line in lines]
+    return header, [(number, row) for number, row in enumerate(rows, 2) if any(row.values())]
 
 
 def read_csv(path: Path) -> tuple[list[list[str]], str]:

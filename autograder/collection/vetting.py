@@ -77,30 +77,17 @@ def vet_hand_in(
     }
     room = MAX_ALL
     for entry in sorted(entries, key=lambda e: (e.path not in names, e.path)):
-        if entry.path == "timestamp.txt":
-            if not own_stamp:
-                reason = "was written by the student, so the time in it does not count"
-                vetted.refused.append((entry.path, reason))
-            continue
-        limit = MAX_NOTEBOOK if entry.path in names else min(MAX_FILE, room)
         target = names.get(entry.path, entry.path)
-        if target in names.values() and entry.path not in names:
+        if entry.path not in names and target in names.values():
             continue  # another notebook counts under this name, and a note says so
-        data = b""
-        reason = _refusal(entry, target, vetted)
+        if entry.path == "timestamp.txt" and own_stamp:
+            continue
+        reason, data = _refusal(entry, target, vetted), b""
         if not reason and entry.path in foreign_paths:
             reason = "is the notebook of another assignment: most of its tasks are different"
         if not reason:
-            try:
-                data = entry.read(limit)
-            except OSError as error:
-                reason = str(error)
-        if len(data) > limit:
-            reason = (
-                f"is larger than {limit >> 20} MiB when unpacked"
-                if limit in (MAX_NOTEBOOK, MAX_FILE)
-                else f"exceeds the limit of {MAX_ALL >> 20} MiB for all files together"
-            )
+            limit = MAX_NOTEBOOK if entry.path in names else min(MAX_FILE, room)
+            reason, data = _read(entry, limit)
         if reason:
             vetted.refused.append((entry.path, reason))
             continue
@@ -142,12 +129,9 @@ def _read_notebook(entry: Entry) -> _Candidate | None:
     stem = re.sub(r"\.ipynb(\.txt|\.json)?$|\.json$", "", entry.name, flags=re.IGNORECASE)
     if entry.refusal or stem == entry.name:
         return None
-    problem, content = "is too large", None
-    try:
-        if len(data := entry.read(MAX_NOTEBOOK)) <= MAX_NOTEBOOK:
-            problem, content = read_content(data)
-    except OSError as error:
-        problem = str(error)
+    (problem, data), content = _read(entry, MAX_NOTEBOOK), None
+    if not problem:
+        problem, content = read_content(data)
     if cells_of(content) is None:
         problem = problem or "has no list of cells"
         if not entry.name.lower().endswith(".ipynb"):
@@ -158,20 +142,35 @@ def _read_notebook(entry: Entry) -> _Candidate | None:
 def _notes_on(candidate: _Candidate, released: NotebookNode, vetted: Vetted) -> list[str]:
     """Return what the grader will say of a notebook, and which files it will not see."""
     used = "the part that can be read" if candidate.notebook.cells else "an empty notebook instead"
-    notes = [f"{candidate.entry.name} {candidate.problem}: grading uses {used}"]
-    if not candidate.problem:
-        notes = list(
-            rebuild(released, candidate.notebook, vetted.files).metadata.get("rebuild", ())
-        )
-        if not tasks_in(released, candidate.notebook):
-            notes = ["has none of this assignment's tasks: is it another notebook?"]
+    if candidate.problem:
+        notes = [f"{candidate.entry.name} {candidate.problem}: grading uses {used}"]
+    elif not tasks_in(released, candidate.notebook):
+        notes = ["has none of this assignment's tasks: is it another notebook?"]
+    else:
+        rebuilt = rebuild(released, candidate.notebook, vetted.files)
+        notes = list(rebuilt.metadata.get("rebuild", ()))
     return notes + notes_on_files(vetted.files)
+
+
+def _read(entry: Entry, limit: int) -> tuple[str, bytes]:
+    """Return why a file cannot be taken, or an empty string, and its content."""
+    try:
+        data = entry.read(limit)
+    except OSError as error:
+        return str(error), b""
+    if len(data) <= limit:
+        return "", data
+    if limit in (MAX_NOTEBOOK, MAX_FILE):
+        return f"is larger than {limit >> 20} MiB when unpacked", b""
+    return f"exceeds the limit of {MAX_ALL >> 20} MiB for all files together", b""
 
 
 def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
     suffix = PurePosixPath(target).suffix.lower()
     if entry.refusal:
         return entry.refusal
+    if entry.path == "timestamp.txt":
+        return "was written by the student, so the time in it does not count"
     if suffix in _ARCHIVES:
         return "is an archive inside an archive" if "/" in entry.path else "is an archive"
     if suffix not in KINDS:
@@ -199,9 +198,7 @@ def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
             vetted.refused.append((entry.path, str(error)))
             continue
         tops = {member.path.partition("/")[0] for member in inside}
-        if len(tops) == 1 and all(
-            "/" in member.path for member in inside
-        ):  # the folder that was zipped
+        if len(tops) == 1 and all("/" in e.path for e in inside):  # the folder that was zipped
             inside = [replace(e, path=e.path.partition("/")[2]) for e in inside]
         vetted.notes.append(f"unpacked {entry.name}")
         if (count := len(inside)) > _MOST_UNPACKED:
@@ -235,9 +232,7 @@ def _notebook_names(
             continue
         _, best = max(ranked, key=lambda pair: pair[0])
         counts[best.entry.path] = f"{name}.ipynb"
-        if ignored := [
-            repr(candidate.entry.path) for _, candidate in ranked if candidate is not best
-        ]:
+        if ignored := [repr(other.entry.path) for _, other in ranked if other is not best]:
             vetted.notes.append(f"{best.entry.path!r} was used; ignored: {', '.join(ignored)}")
         elif best.entry.name != f"{name}.ipynb":
             vetted.notes.append(f"{best.entry.name!r} was used as {name}.ipynb")

@@ -19,6 +19,16 @@ def add_assignment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
 
 
+def add_students(parser: argparse.ArgumentParser) -> None:
+    """Declare the option --student of the commands that may be about some of the class."""
+    parser.add_argument(
+        *("--student", "-s"),
+        action="append",
+        default=[],
+        help="only this student; for several students, give the option several times",
+    )
+
+
 def must(outcome: dict[str, object], step: str) -> None:
     """Raise `CommandFailed` with nbgrader's words, if nbgrader could not do this."""
     if not outcome["success"]:

@@ -10,11 +10,9 @@ each wrong solution in each place, so the table is correct.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
-from nbformat import NotebookNode
 
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import EVERYWHERE, Solution, mutants_of
@@ -42,15 +40,13 @@ reads. `make test-all` tries all solutions again, `make test` some of them. Made
 
 def overview(sources: Path) -> str:
     """Return the text of ``assignments/README.md`` for all assignments in `sources`."""
-    rows = []
-    for path in sorted(sources.glob("*/mutants.py")):
-        name = path.parent.name
-        notebook = nbformat.read(path.parent / f"{name}.ipynb", as_version=4)
-        rows.append(_overview_row(name, notebook, mutants_of(load_module(path))))
+    rows = [_overview_row(path) for path in sorted(sources.glob("*/mutants.py"))]
     return _OVERVIEW_HEAD + "\n".join(rows) + "\n" + _FOOT
 
 
-def _overview_row(name: str, notebook: NotebookNode, mutants: Sequence[Solution]) -> str:
+def _overview_row(path: Path) -> str:
+    name, mutants = path.parent.name, mutants_of(load_module(path))
+    notebook = nbformat.read(path.parent / f"{name}.ipynb", as_version=4)
     roles = [cell.metadata.get("nbgrader", {}) for cell in notebook.cells]
     checked = [role["points"] for role in roles if role.get("grade") and not role["solution"]]
     read = [role["points"] for role in roles if role.get("grade") and role["solution"]]
@@ -61,14 +57,14 @@ def _overview_row(name: str, notebook: NotebookNode, mutants: Sequence[Solution]
             f"{name}: the first cell of the notebook does not say how long the assignment takes. "
             "Add a sentence such as '**It takes** about 2 hours.'"
         )
-    refused = [mutant for mutant in mutants if mutant.reason is not None]
+    refused = sum(mutant.reason is not None for mutant in mutants)
     places = [
         f"{sum(place in mutant.where for mutant in mutants)} {_TRIED[place]}"
         for place in EVERYWHERE
     ]
     return (
         f"| [{name}]({name}/{name}.ipynb) | {len(checked)} | {sum(checked):g} + {sum(read):g} "
-        f"| {takes[1]} | {len(refused)} | {len(mutants) - len(refused)} | {', '.join(places)} |"
+        f"| {takes[1]} | {refused} | {len(mutants) - refused} | {', '.join(places)} |"
     )
 
 
@@ -82,7 +78,6 @@ empty: not tried there. `tests/test_assignments.py` and `tests/autograder/examin
 Made by `python -m autograder release`.
 
 """
-_PLACES = {"simulated": "simulated", "cpu": "CPU", "grader": "grader"}
 
 
 def kill_matrix(sources: Path) -> str:
@@ -93,8 +88,8 @@ def kill_matrix(sources: Path) -> str:
         refused = sum(mutant.reason is not None for mutant in mutants)
         parts += [
             f"## {path.parent.name}: {refused} wrong, {len(mutants) - refused} right\n",
-            f"| task | solution | the report says | {' | '.join(_PLACES.values())} |",
-            "|---|---|---|" + ":-:|" * len(_PLACES),
+            "| task | solution | the report says | simulated | CPU | grader |",
+            "|---|---|---|:-:|:-:|:-:|",
             *_rows(mutants),
             "",
         ]
@@ -103,7 +98,8 @@ def kill_matrix(sources: Path) -> str:
 
 def _rows(mutants: list[Solution]) -> list[str]:
     rows, last = [], ""
-    for mutant in sorted(mutants, key=lambda m: (_order(mutants, m.task), m.reason is not None)):
+    tasks = [mutant.task for mutant in mutants]
+    for mutant in sorted(mutants, key=lambda m: (tasks.index(m.task), m.reason is not None)):
         task = "" if mutant.task == last else f"`{mutant.task}`"
         last = mutant.task
         solution = mutant.mistake.replace("_", " ")
@@ -114,7 +110,3 @@ def _rows(mutants: list[Solution]) -> list[str]:
             marks = ["✗" if place in mutant.where else "" for place in EVERYWHERE]
         rows.append(f"| {task} | {solution} | {says} | {' | '.join(marks)} |")
     return rows
-
-
-def _order(mutants: list[Solution], task: str) -> int:
-    return [mutant.task for mutant in mutants].index(task)

@@ -8,9 +8,10 @@ path that its name in an archive gives.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 
-from autograder.collection.collecting import Collected, Row, collect
+from autograder.collection.collecting import Collected, collect
 from autograder.collection.formats import FORMATS
 from autograder.collection.times import (
     book_due,
@@ -108,30 +109,30 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
 
 
 def _report(root: Path, assignment: str, collected: Collected, write: bool) -> None:
-    rows = sorted(collected.rows, key=lambda row: row.student)
-    shown_rows = [row for row in rows if row.notes or row.late or row.action not in _ORDINARY]
-    if shown_rows:
-        header = ("student", "what", "handed in", "days late", "notes")
-        print(format_rows(header, [row.cells(collected.zone) for row in shown_rows]) + "\n")
-    if collected.refused:
+    lines = [
+        (r.student, r.name, r.action, shown(r.time, collected.zone), r.late or "", r.notes)
+        for r in sorted(collected.rows, key=lambda row: row.student)
+    ]
+    refused = [(e.student, "", f"refused: {e.reason}", "", "", e.path) for e in collected.refused]
+    if shown_lines := [line for line in lines if line[2] not in _ORDINARY or any(line[4:])]:
+        print(format_rows(_HEADER, shown_lines) + "\n")
+    if refused:
         cells = [(refusal.student, refusal.path, refusal.reason) for refusal in collected.refused]
         print(format_rows(("refused from", "file", "reason"), cells) + "\n")
     print(_summary(collected))
-    if collected.absent and len(collected.absent) <= 20:
+    if 0 < len(collected.absent) <= 20:
         print(f"no submission from: {', '.join(collected.absent)}")
     if not write:
         print("nothing was changed (--dry-run)")
         return
+    absent = [(name, "", "nothing submitted", "", "", "") for name in collected.absent]
     path = Folders.at(root).data / "collected" / f"{assignment}.csv"
-    _write_table(path, rows, collected)
+    write_whole(path, csv_text(_HEADER, [*lines, *refused, *absent]), "utf-8-sig")
     print(f"the whole table: {path}; next: autograder grade {assignment}")
 
 
 def _summary(collected: Collected) -> str:
-    counts: dict[str, int] = {}
-    for row in collected.rows:
-        action = row.action.partition(";")[0]
-        counts[action] = counts.get(action, 0) + 1
+    counts = Counter(row.action.partition(";")[0] for row in collected.rows)
     actions = ", ".join(f"{count} {action}" for action, count in counts.items()) or "nothing taken"
     late = sum(row.late > 0 for row in collected.rows)
     submissions = sum(not refusal.path for refusal in collected.refused)
@@ -143,14 +144,5 @@ def _summary(collected: Collected) -> str:
     return "; ".join(parts)
 
 
-def _write_table(path: Path, rows: list[Row], collected: Collected) -> None:
-    lines: list[tuple[object, ...]] = [
-        (r.student, r.name, r.action, shown(r.time, collected.zone), r.late, r.notes) for r in rows
-    ]
-    lines += [(e.student, "", f"refused: {e.reason}", "", "", e.path) for e in collected.refused]
-    lines += [(name, "", "nothing submitted", "", "", "") for name in collected.absent]
-    header = ("student", "name", "what", "handed in", "days late", "notes")
-    write_whole(path, csv_text(header, lines), "utf-8-sig")
-
-
+_HEADER = ("student", "name", "what", "handed in", "days late", "notes")
 _ORDINARY = {"taken", "unchanged", "would be taken"}

@@ -72,8 +72,7 @@ def demo(root: Path, on: str = "") -> list[Verdict]:
         must(api.autograde(ASSIGNMENT, name), f"grading {name}")
         verdicts.append(Verdict.read(verdict_path(folder, ASSIGNMENT, name, ASSIGNMENT)))
     print("writing feedback …", flush=True)
-    for name, problem in feedback(config, ASSIGNMENT).items():
-        reason = f"{problem.reason}; {problem.advice}"
+    for name, reason in feedback(config, ASSIGNMENT).items():
         raise CommandFailed(f"no page could be written for {name}: {reason}")
     return verdicts
 

@@ -14,7 +14,7 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder import gradebook
 from autograder.commands import must
 from autograder.commands.demo import ASSIGNMENT
-from autograder.commands.feedback import write_page
+from autograder.commands.feedback import NO_PAGE, write_page
 from autograder.course import Folders, Settings, handed_out, load_config
 from autograder.errors import SandboxUnavailable
 from autograder.passes.self_test import SelfTest
@@ -58,23 +58,19 @@ def bubblewrap() -> Finding:
 
 def graded(root: Path) -> Finding:
     """Grade solutions whose points are known, as the autograder does before it grades a class."""
-    name = "graded"
     if sys.platform != "linux":
-        return Finding(name, "only on Linux", "see sandbox above")
+        return Finding("graded", "only on Linux", "see sandbox above")
     if not (source := _source(root)):
-        return Finding(name, _NO_SOURCES)
+        return Finding("graded", _NO_SOURCES)
     test = SelfTest(source, handed_out(source), Settings())
     try:
         test.run()
     except Exception as error:  # any error means that grading does not work here
         message = " ".join(str(error).split()) or type(error).__name__
         advice = "do not grade here before this is fixed: the grades would be wrong"
-        return Finding(name, message, advice)
-    return Finding(
-        name,
-        f"{source.name}: a right, a wrong and a crashing solution "
-        f"got the right points, in {test.seconds:.1f} s",
-    )
+        return Finding("graded", message, advice)
+    solutions = f"{source.name}: a right, a wrong and a crashing solution"
+    return Finding("graded", f"{solutions} got the right points, in {test.seconds:.1f} s")
 
 
 def page(root: Path) -> Finding:
@@ -91,9 +87,9 @@ def page(root: Path) -> Finding:
         with gradebook.opened(config) as book:
             book.add_student("student")
             book.add_submission(name, "student")
-        if problem := write_page(api, name, "student"):
-            summary = f"feedback on {name} could not be written: {problem.reason}"
-            return Finding("page", summary, problem.advice)
+        if reason := write_page(api, name, "student"):
+            summary = f"feedback on {name} could not be written: {reason}"
+            return Finding("page", summary, NO_PAGE)
     return Finding("page", f"feedback on {name} can be written")
 
 
@@ -102,7 +98,6 @@ _NO_SOURCES = "not tested: this copy of the course has no hidden cases"
 
 def _source(root: Path) -> Path | None:
     """Return the folder of the assignment to try out, if this copy has hidden cases."""
-    folders = sorted(path.parent for path in Folders.at(root).source.glob("*/hidden.py"))
+    folders = (path.parent for path in Folders.at(root).source.glob("*/hidden.py"))
     # The demo's assignment has a task whose ranks send messages; a course may have dropped it.
-    chosen = [folder for folder in folders if folder.name == ASSIGNMENT] or folders
-    return chosen[0] if chosen else None
+    return min(folders, key=lambda folder: (folder.name != ASSIGNMENT, folder), default=None)

@@ -27,34 +27,6 @@ examples:
   autograder export 02_data_parallel_sgd --fill worksheet.csv --zero"""
 
 
-def export(
-    root: Path,
-    assignments: tuple[str, ...] = (),
-    *,
-    fill: Path | None = None,
-    title: str = "",
-    zero: bool = False,
-    tasks: bool = False,
-) -> tuple[str, str, list[Grade]]:
-    """Return for whom the CSV is, the CSV of some assignments, by default all, and the grades.
-
-    Raises:
-        CommandFailed: there is nothing to export, or `fill` is not a file of Canvas or Moodle.
-        SourceError: the class list cannot be read.
-
-    """
-    config, data = load_config(root), Folders.at(root).data
-    grades = read_grades(config, data, kept_roster(data), assignments)
-    if not grades:
-        raise CommandFailed("the gradebook has no students yet: run autograder grade first")
-    if fill:
-        system, text, without = filled(fill, grades, zero, title)
-        if without:
-            print(f"points, but no line in {fill}: {', '.join(without)}")
-        return system, text, grades
-    return "plain", plain(grades, zero, course_zone(data), tasks), grades
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("assignment", nargs="?", help="the assignment's name (default: all)")
@@ -81,15 +53,19 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         raise CommandFailed("--title needs one ASSIGNMENT, and --fill with Canvas's file")
     if arguments.tasks and arguments.fill:
         raise CommandFailed("--tasks is for the plain file only")
-    system, text, grades = export(
-        root,
-        (arguments.assignment,) if arguments.assignment else (),
-        fill=arguments.fill,
-        title=arguments.title,
-        zero=arguments.zero,
-        tasks=arguments.tasks,
-    )
-    to = Folders.at(root).data / f"grades_{system}.csv"
+    config, data = load_config(root), Folders.at(root).data
+    names = [arguments.assignment] if arguments.assignment else []
+    grades = read_grades(config, data, kept_roster(data), names)
+    if not grades:
+        raise CommandFailed("the gradebook has no students yet: run autograder grade first")
+    if fill := arguments.fill:
+        system, text, without = filled(fill, grades, arguments.zero, arguments.title)
+        if without:
+            print(f"points, but no line in {fill}: {', '.join(without)}")
+    else:
+        system = "plain"
+        text = plain(grades, arguments.zero, course_zone(data), arguments.tasks)
+    to = data / f"grades_{system}.csv"
     # Spreadsheets need the byte order mark to show 中文. Canvas and Moodle need none.
     write_whole(to, text, "utf-8-sig" if system == "plain" else "utf-8")
     _report(grades, to)

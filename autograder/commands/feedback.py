@@ -9,13 +9,12 @@ import traceback
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from nbgrader.apps.api import NbGraderAPI
 from traitlets.config import Config
 
 from autograder.collection.collecting import hand_ins_by_student
-from autograder.commands import Progress, add_assignment
+from autograder.commands import Progress, add_assignment, add_students
 from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
 from course_lib.ranks.explain.words import counted
@@ -43,14 +42,7 @@ UPLOAD = {
 }
 
 
-class NoPage(NamedTuple):
-    """Why a page could not be written, and what to do."""
-
-    reason: str
-    advice: str
-
-
-def feedback(config: Config, assignment: str, only: Sequence[str] = ()) -> dict[str, NoPage]:
+def feedback(config: Config, assignment: str, only: Sequence[str] = ()) -> dict[str, str]:
     """Write an assignment's pages; return the students without one, and why.
 
     Args:
@@ -64,8 +56,9 @@ def feedback(config: Config, assignment: str, only: Sequence[str] = ()) -> dict[
     """
     folders = Folders.of(config.CourseDirectory)
     graded = sorted(path.parent.name for path in folders.autograded.glob(f"*/{assignment}"))
-    if ungraded := [name for name in only if name not in graded] or [""] * (not graded):
-        sender = f" from {ungraded[0]}" if ungraded[0] else ""
+    ungraded = [name for name in only if name not in graded]
+    if ungraded or not graded:
+        sender = f" from {ungraded[0]}" if ungraded else ""
         raise CommandFailed(
             f"no submission{sender} of {assignment} has been graded yet: first run "
             f"autograder grade {assignment}"
@@ -75,14 +68,14 @@ def feedback(config: Config, assignment: str, only: Sequence[str] = ()) -> dict[
     progress = Progress("writing feedback", len(graded))
     for student in graded:
         # One by one: nbgrader stops at the first submission that it cannot convert.
-        if problem := write_page(api, assignment, student):
-            without[student] = problem
+        if reason := write_page(api, assignment, student):
+            without[student] = reason
         progress.step()
     return without
 
 
-def write_page(api: NbGraderAPI, assignment: str, student: str) -> NoPage | None:
-    """Write one student's pages; return why one is missing, or None."""
+def write_page(api: NbGraderAPI, assignment: str, student: str) -> str:
+    """Write one student's pages; return why one is missing, or an empty string."""
     folders = Folders.of(api.coursedir)
     api.log.addHandler(failure := _Failure())
     try:
@@ -92,29 +85,30 @@ def write_page(api: NbGraderAPI, assignment: str, student: str) -> NoPage | None
     notebooks = {path.stem for path in (folders.autograded / student / assignment).glob("*.ipynb")}
     pages = (folders.data / "feedback" / student / assignment).glob("*.html")
     if outcome["success"] and notebooks <= {path.stem for path in pages}:
-        return None
-    return failure.problem or NoPage("nbgrader gives no reason", _AGAIN)
+        return ""
+    return failure.reason or "nbgrader gives no reason"
 
 
-_AGAIN = "grade these students again; `autograder doctor` tests whether pages can be written here"
+NO_PAGE = (
+    "grade these students again; `autograder doctor` tests whether pages can be written here. The "
+    "instructor's guide has known reasons, under When something goes wrong"
+)
 
 
 class _Failure(logging.Handler):
     """Keeps the exception that nbgrader handles when it logs an error."""
 
-    problem: NoPage | None = None
+    reason = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Put the exception into words, with the package that raised it and what to do there."""
+        """Put the exception into words, with the package that raised it."""
         error = sys.exception()
-        if error is None or self.problem:
+        if error is None or self.reason:
             return
         frames = traceback.walk_tb(error.__traceback__)
         modules = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
         (*_, package) = (name for name in modules if name not in sys.stdlib_module_names)
-        # From 3.0.2 on, soupsieve meets a bug of Python 3.11.0 to 3.11.4.
-        advice = "give: pip install 'soupsieve<3'" if package == "soupsieve" else _AGAIN
-        self.problem = NoPage(f"{type(error).__name__}: {error} (raised in {package})", advice)
+        self.reason = f"{type(error).__name__}: {error} (raised in {package})"
 
 
 def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str], list[str]]:
@@ -186,12 +180,7 @@ def release(root: Path, assignment: str, only: Sequence[str]) -> list[str]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_assignment(parser)
-    parser.add_argument(
-        *("--student", "-s"),
-        action="append",
-        default=[],
-        help="one student's id; for several students, give the option several times (default: all)",
-    )
+    add_students(parser)
     parser.add_argument(
         "--zip",
         dest="source",
@@ -215,9 +204,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     pages = [page.parents[1].name for page in folder.glob(f"*/{name}/*.html")]
     count = sum(student in only or not only for student in pages)
     print(f"{name}: {counted(count, 'page')} in {folder}")
-    for problem in dict.fromkeys(problems.values()):
-        students = ", ".join(student for student in problems if problems[student] == problem)
-        print(f"  no page could be written for {students}: {problem.reason}\n  → {problem.advice}")
+    for reason in dict.fromkeys(problems.values()):
+        students = ", ".join(student for student in problems if problems[student] == reason)
+        print(f"  no page could be written for {students}: {reason}\n  → {NO_PAGE}")
     if unreached:
         print(f"  not in the exchange, where they submitted nothing: {', '.join(unreached)}")
         print(f"  hand their pages out from {folder}")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autograder.collection.repair import damage, place_aside
-from autograder.commands import Progress, add_assignment
+from autograder.commands import Progress, add_assignment, add_students
 from autograder.course import Folders, Settings, find_sources, load_config
 from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
@@ -76,13 +76,11 @@ def grade_class(
     with _alone(folders, assignment):
         graded, waiting = [], []
         for path in paths:
-            verdict = None if again else verdict_on(folders, path, settings)
-            if verdict is None:
+            if again or not (verdict := verdict_on(folders, path, settings)):
                 waiting.append(path)
                 continue
-            target = folders.graded(assignment, verdict.student) / f"{verdict.key}.json"
-            notes = verdict.notes
-            graded.append(Outcome(str(path), verdict=str(target), unchanged=True, notes=notes))
+            target = str(folders.graded(assignment, verdict.student) / f"{verdict.key}.json")
+            graded.append(Outcome(str(path), target, unchanged=True, notes=verdict.notes))
             _remember(folders, graded[-1])
         if waiting:
             with Sandbox() as sandbox:
@@ -104,8 +102,7 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
     folders = Folders.of(config.CourseDirectory)
     with _alone(folders, assignment):
         states = standings(config, assignment, settings, only)
-        stale = [s.student for s in states if s.outdated and not s.failed]
-        if stale:
+        if stale := [s.student for s in states if s.outdated and not s.failed]:
             print(
                 f"code or checks have changed since these submissions were graded: "
                 f"{', '.join(stale)}. Give the same command again"
@@ -130,15 +127,15 @@ def _alone(folders: Folders, assignment: str) -> Iterator[None]:
     folder = folders.graded(assignment)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        lock = (folder / "lock").open("w")
     except OSError as error:
         raise CommandFailed(
             f"cannot write to {folder}: {error.strerror}. Make room there, or check who owns it; "
             "then give the same command again"
         ) from None
-    try:
+    with lock:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CommandFailed(
                 f"another command is grading {assignment}: wait until it ends"
@@ -146,8 +143,6 @@ def _alone(folders: Folders, assignment: str) -> Iterator[None]:
         for leftover in folder.glob("*/*.part"):  # drafts of a command that was killed
             leftover.unlink(missing_ok=True)
         yield
-    finally:
-        os.close(handle)
 
 
 def _name(outcome: Outcome) -> str:
@@ -174,8 +169,7 @@ def report(outcomes: Sequence[Outcome]) -> int:
         f"graded: {len(graded)} ({unchanged} of them unchanged since the last grading); "
         f"could not be graded: {len(failed)}"
     )
-    again = [_name(outcome) for outcome in graded if outcome.attempts > 1]
-    if again:
+    if again := [_name(outcome) for outcome in graded if outcome.attempts > 1]:
         print(f"  tried again, because the machine had failed: {len(again)} ({', '.join(again)})")
     for outcome in graded:
         lost, path = damage(outcome.notes), Path(outcome.path)
@@ -191,7 +185,7 @@ def report(outcomes: Sequence[Outcome]) -> int:
             "A check has an error: correct checks.py under assignments/, or hidden.py under "
             "instructor/, then run the same command again."
         )
-    return 1 if failed else 0
+    return int(bool(failed))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -203,12 +197,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=usable_cores(),
         help="submissions graded at the same time (default: %(default)s, one per core)",
     )
-    parser.add_argument(
-        *("--student", "-s"),
-        action="append",
-        default=[],
-        help="grade only this student; for several students, give the option several times",
-    )
+    add_students(parser)
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),

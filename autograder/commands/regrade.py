@@ -165,9 +165,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         except AuthorError as error:
             raise CommandFailed(str(error)) from error
     outcomes = grade.grade_class(
-        *(root, assignment, arguments.student, settings),
-        jobs=jobs,
-        again=arguments.all,
+        root, assignment, arguments.student, settings, jobs=jobs, again=arguments.all
     )
     status = grade.report(outcomes)
     print(f"\n{changes(Folders.at(root), assignment, outcomes)}\n")

@@ -38,11 +38,7 @@ LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
 
 
 def release(
-    root: Path,
-    names: Sequence[str] = (),
-    *,
-    write: bool = True,
-    say: Callable[[str], None] = print,
+    root: Path, names: Sequence[str] = (), *, write: bool = True, say: Callable[[str], None] = print
 ) -> list[str]:
     """Generate the notebooks in ``assignments/`` again; return the paths that differed, sorted.
 

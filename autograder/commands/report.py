@@ -11,7 +11,6 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
@@ -42,27 +41,10 @@ MOST = 10
 _BINS = 10
 
 
-@dataclass(frozen=True)
-class ClassReport:
-    """The results of an assignment in the class: a summary, and tables."""
-
-    assignment: str
-    summary: str
-    tables: tuple[Table, ...]
-
-    def as_text(self) -> str:
-        """Return the report for a terminal or a mail."""
-        return "\n\n".join([self.summary, *(table.as_text() for table in self.tables)]) + "\n"
-
-    def as_page(self) -> str:
-        """Return the report as one page that fetches nothing and has no script."""
-        return web_page(f"{self.assignment}: the class", self.summary, self.tables)
-
-
 def class_report(
     assignment: str, verdicts: Mapping[str, Sequence[Verdict]], extra: Sequence[Row] = ()
-) -> ClassReport:
-    """Return the report.
+) -> tuple[str, list[Table]]:
+    """Return the report: a summary, and tables.
 
     Args:
         assignment: its name.
@@ -90,37 +72,31 @@ def class_report(
             for check in verdict.checks:
                 checks.setdefault(check.task, {})[student] = check
                 seconds.setdefault(check.task, []).append(verdict.timings.get(check.task, 0.0))
-    also = Table(
-        "Extra credit, which the points above do not contain",
-        ("student", "task", "points"),
-        [row for row in extra if row[0] in graded],
-    )
-    return ClassReport(
-        assignment,
-        f"{summary}.",
-        (
-            Table(
-                "Tasks",
-                ("task", "points", "got all", "got some", "mean", "check's time (median)"),
-                [_task(task, results, seconds[task]) for task, results in checks.items()],
-            ),
-            Table("Points", ("points", "students", ""), _histogram(scores, possible)),
-            Table(
-                "Why tasks failed: each student's simplest failed case, visible ones first; "
-                "numbers may differ",
-                ("task", "students", "who", "reason"),
-                [row for task, results in checks.items() for row in _reasons(task, results)],
-                "No task failed.",
-            ),
-            Table(
-                "What was unusual in notebooks",
-                ("student", "note"),
-                [(s, note) for s, counting in graded.items() for v in counting for note in v.notes],
-                "Nothing.",
-            ),
-            *([also] if also.rows else ()),
+    tables = [
+        Table(
+            "Tasks",
+            ("task", "points", "got all", "got some", "mean", "check's time (median)"),
+            [_task(task, results, seconds[task]) for task, results in checks.items()],
         ),
-    )
+        Table("Points", ("points", "students", ""), _histogram(scores, possible)),
+        Table(
+            "Why tasks failed: each student's simplest failed case, visible ones first; "
+            "numbers may differ",
+            ("task", "students", "who", "reason"),
+            [row for task, results in checks.items() for row in _reasons(task, results)],
+            "No task failed.",
+        ),
+        Table(
+            "What was unusual in notebooks",
+            ("student", "note"),
+            [(s, note) for s, counting in graded.items() for v in counting for note in v.notes],
+            "Nothing.",
+        ),
+    ]
+    if credit := [row for row in extra if row[0] in graded]:
+        title = "Extra credit, which the points above do not contain"
+        tables.append(Table(title, ("student", "task", "points"), credit))
+    return f"{summary}.", tables
 
 
 def _task(task: str, checks: Mapping[str, CheckVerdict], seconds: Sequence[float]) -> Row:
@@ -170,10 +146,10 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     verdicts = {student: list(current(folders, name, student).values()) for student in in_class}
     if not any(verdicts.values()):
         raise CommandFailed(f"no submission is graded yet: run autograder grade {name}")
-    report = class_report(name, verdicts, extra_credit(load_config(root), name))
+    summary, tables = class_report(name, verdicts, extra_credit(load_config(root), name))
     page = folders.data / "report" / f"{name}.html"
-    write_whole(page, report.as_page())
-    print(report.as_text())
+    write_whole(page, web_page(f"{name}: the class", summary, tables))
+    print("\n\n".join([summary, *(table.as_text() for table in tables)]) + "\n")
     if left:
         print(f"not counted, because they are not in the class list: {', '.join(left)}")
     print(f"as a page: {page}")

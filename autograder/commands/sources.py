@@ -34,34 +34,6 @@ examples:
 add_options = add_assignment
 
 
-def sources(root: Path, assignment: str) -> tuple[Path, int, dict[str, str]]:
-    """Write the files; return their folder, their number, and student → why one has no file.
-
-    Raises:
-        SourceError: there is no such assignment, or it has no submission.
-
-    """
-    data, released = Folders.at(root).data, notebooks_of(root, load_config(root), assignment)
-    submitted = sorted((data / "submitted").glob(f"*/{assignment}"))
-    if not submitted:
-        raise SourceError(
-            f"nobody has submitted {assignment}: run autograder collect {assignment} SOURCE"
-        )
-    folder, unread = data / "sources" / assignment, {}
-    shutil.rmtree(folder, ignore_errors=True)  # files of students who are no longer there
-    given_to_all = [cell for notebook in released.values() for cell in _code(notebook)]
-    write_whole(folder.with_suffix(".py"), "\n\n".join(given_to_all) + "\n")
-    for path in submitted:
-        student = path.parent.name
-        try:
-            code = [c for n, nb in released.items() for c in _own(nb, path / f"{n}.ipynb")]
-        except Exception as error:  # reading a file that is no notebook may raise anything
-            unread[student] = f"{type(error).__name__}: {error}"[:200]
-            continue
-        write_whole(folder / f"{student}.py", "\n\n".join(code) + "\n")
-    return folder, len(submitted) - len(unread), unread
-
-
 def _own(released: NotebookNode, path: Path) -> list[str]:
     """Return the sources of the code cells that a student changed or added."""
     if path.is_symlink() or path.stat().st_size > MAX_NOTEBOOK:
@@ -81,9 +53,32 @@ def _code(notebook: NotebookNode) -> list[str]:
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
-    """Write the files for the command line; return the exit status."""
-    folder, count, unread = sources(root, arguments.assignment)
-    print(f"{counted(count, 'file')} in {folder}")
+    """Write the files; return the exit status.
+
+    Raises:
+        SourceError: there is no such assignment, or it has no submission.
+
+    """
+    assignment = arguments.assignment
+    data, released = Folders.at(root).data, notebooks_of(root, load_config(root), assignment)
+    submitted = sorted((data / "submitted").glob(f"*/{assignment}"))
+    if not submitted:
+        raise SourceError(
+            f"nobody has submitted {assignment}: run autograder collect {assignment} SOURCE"
+        )
+    folder, unread = data / "sources" / assignment, {}
+    shutil.rmtree(folder, ignore_errors=True)  # files of students who are no longer there
+    given_to_all = [cell for notebook in released.values() for cell in _code(notebook)]
+    write_whole(folder.with_suffix(".py"), "\n\n".join(given_to_all) + "\n")
+    for path in submitted:
+        student = path.parent.name
+        try:
+            code = [c for n, nb in released.items() for c in _own(nb, path / f"{n}.ipynb")]
+        except Exception as error:  # reading a file that is no notebook may raise anything
+            unread[student] = f"{type(error).__name__}: {error}"[:200]
+            continue
+        write_whole(folder / f"{student}.py", "\n\n".join(code) + "\n")
+    print(f"{counted(len(submitted) - len(unread), 'file')} in {folder}")
     for student, reason in unread.items():
         print(f"  {student} has no file, because the notebook cannot be read: {reason}")
     return 0

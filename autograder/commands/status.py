@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autograder.collection.roster import kept_roster
 from autograder.course import Folders, Settings, load_config
-from autograder.pool.class_list import NothingToGrade, Standing, assignments, standings
+from autograder.pool.class_list import NothingToGrade, assignments, standings
 from autograder.tables import format_rows
 
 DESCRIPTION = (
@@ -17,18 +17,6 @@ DESCRIPTION = (
     "older ones. The command changes nothing."
 )
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
-
-
-def row(states: list[Standing]) -> tuple[int, ...]:
-    """Return the numbers for the columns of HEADS."""
-    return (
-        len(states),
-        sum(standing.complete for standing in states),
-        sum(standing.outdated for standing in states),
-        sum(bool(standing.failed) for standing in states),
-        sum(standing.points for standing in states),
-        sum(standing.by_hand for standing in states),
-    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +47,13 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             if arguments.assignment:
                 raise
             states = []
-        rows.append((name, *row(states)))
+        rows.append(
+            (
+                *(name, len(states), sum(s.complete for s in states)),
+                *(sum(s.outdated for s in states), sum(bool(s.failed) for s in states)),
+                *(sum(s.points for s in states), sum(s.by_hand for s in states)),
+            )
+        )
         notes += [
             f"{name}: {s.student}: not in the class list"
             for s in states

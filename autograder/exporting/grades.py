@@ -100,12 +100,7 @@ def extra_credit(config: Config, assignment: str) -> list[tuple[str, str, float]
 def _student(entry: Any) -> Student:
     first, last = entry.first_name or "", entry.last_name or ""
     return Student(
-        entry.id,
-        entry.lms_user_id or "",
-        f"{first} {last}".strip(),
-        first,
-        last,
-        entry.email or "",
+        entry.id, entry.lms_user_id or "", f"{first} {last}".strip(), first, last, entry.email or ""
     )
 
 

@@ -19,19 +19,18 @@ from autograder.collection.roster import Student, number_of, read_csv
 from autograder.collection.times import shown
 from autograder.errors import CommandFailed
 from autograder.exporting.grades import MISSING, Grade
-from autograder.tables import csv_text
+from autograder.tables import Row, csv_text
+from course_lib.ranks.explain.words import counted
 
-Line = tuple[str, Sequence[str]]
-"""A line of a system's file: its student's id, or an empty string, and its cells."""
+Line = tuple[Mapping[str, Grade], Sequence[str]]
+"""A line of a system's file: its student's grade in each assignment, and its cells."""
 PLAIN = (
     *("assignment", "student_id", "last_name", "first_name", "name", "email", "status"),
     *("submitted", "days_late", "raw_score", "late_penalty", "score", "max_score"),
 )
 
 
-def plain(
-    grades: Sequence[Grade], zero: bool, zone: tzinfo | None = None, tasks: bool = False
-) -> str:
+def plain(grades: Sequence[Grade], zero: bool, zone: tzinfo | None, tasks: bool) -> str:
     """Return one line for each student and assignment; with `tasks`, a column for each task.
 
     If nothing was submitted, the score is 0 with `zero`, and otherwise empty.
@@ -53,7 +52,7 @@ def plain(
 
 
 def filled(
-    path: Path, grades: Sequence[Grade], zero: bool, title: str = ""
+    path: Path, grades: Sequence[Grade], zero: bool, title: str
 ) -> tuple[str, str, list[str]]:
     """Fill in a file that Canvas or Moodle exported.
 
@@ -64,7 +63,7 @@ def filled(
         grades: the grades.
         zero: give 0 if nothing was submitted; otherwise the system keeps its own value.
         title: title of the assignment's column in Canvas, such as ``Homework 2 (77)``; the number
-            may be left out. By default it is the assignment's name.
+            may be left out. If it is empty, it is the assignment's name.
 
     Raises:
         CommandFailed: the file comes from neither system, has no place for these grades, or has
@@ -81,13 +80,18 @@ def filled(
     owners = [_owner(header, line, students) for line in lines]
     if twice := [owner for owner in owners if owner and owners.count(owner) > 1]:
         raise CommandFailed(f"{path} has two lines for {twice[0]}: delete the wrong one")
+    by_student: dict[str, dict[str, Grade]] = {}
+    for grade in grades:
+        by_student.setdefault(grade.student.student_id, {})[grade.assignment] = grade
     with_points = {grade.student.student_id: None for grade in grades if grade.score is not None}
     without = [student for student in with_points if student not in owners]
-    of_owners = list(zip(owners, lines, strict=True))
+    graded = [(by_student.get(owner, {}), line) for owner, line in zip(owners, lines, strict=True)]
+    maximum = {grade.assignment: grade.max_score for grade in grades}
     if header[:1] == ["Student"] and {"ID", "Section"} <= set(header):
-        return "canvas", _canvas(header, of_owners, grades, zero, title, mark), without
+        columns, rows = _canvas(header, graded, maximum, zero, title)
+        return "canvas", csv_text(columns, rows, mark), without
     if {"Identifier", "Grade", "Last modified (grade)"} <= set(header):
-        return "moodle", _worksheet(header, of_owners, grades, zero, mark), without
+        return "moodle", csv_text(header, _worksheet(header, graded, maximum, zero), mark), without
     raise CommandFailed(
         f"{path} is neither a grade export of Canvas, which begins with Student, ID, …, Section, "
         "nor a grading worksheet from Moodle with the columns Identifier, Grade and Last modified "
@@ -97,26 +101,16 @@ def filled(
 
 
 def _canvas(
-    header: list[str],
-    lines: Sequence[Line],
-    grades: Sequence[Grade],
-    zero: bool,
-    title: str,
-    mark: str,
-) -> str:
+    header: list[str], lines: Sequence[Line], maximum: Mapping[str, float], zero: bool, title: str
+) -> tuple[list[str], list[Row]]:
     """Return Canvas's import file: its own students, and a column for each assignment."""
-    grades_by_student = _by_student(grades)
-    maximum = {grade.assignment: grade.max_score for grade in grades}
     titles = [_column(header, name, title) for name in maximum]
     head = header[: header.index("Section") + 1]
-    rows: list[list[object]] = [["    Points Possible", *[""] * (len(head) - 1), *maximum.values()]]
-    for owner, line in lines:
-        if "points possible" in line[0].lower() or not line[1]:
-            continue
-        graded = grades_by_student.get(owner, {})
-        points = (_points(graded[name], zero) if name in graded else "" for name in maximum)
-        rows.append([*line[: len(head)], *points])
-    return csv_text([*head, *titles], rows, mark)
+    rows: list[Row] = [["    Points Possible", *[""] * (len(head) - 1), *maximum.values()]]
+    for grades, line in lines:
+        if "points possible" not in line[0].lower() and line[1]:
+            rows.append([*line[: len(head)], *(_points(grades.get(n), zero) for n in maximum)])
+    return [*head, *titles], rows
 
 
 def _column(header: Sequence[str], name: str, title: str) -> str:
@@ -135,27 +129,25 @@ def _column(header: Sequence[str], name: str, title: str) -> str:
 
 
 def _worksheet(
-    header: list[str], lines: Sequence[Line], grades: Sequence[Grade], zero: bool, mark: str
-) -> str:
-    """Return Moodle's grading worksheet of one assignment, with grades scaled to its maximum."""
-    (name, *other_assignments) = {grade.assignment for grade in grades}
+    header: list[str], lines: Sequence[Line], maximum: Mapping[str, float], zero: bool
+) -> list[Row]:
+    """Return the lines of Moodle's grading worksheet of one assignment, scaled to its maximum."""
+    (name, *other_assignments) = maximum
     if other_assignments:
         raise CommandFailed("a grading worksheet has one assignment: also give its name")
     if twice := [title for title in header if header.count(title) > 1]:
         raise CommandFailed(f"the worksheet has two columns {twice[0]!r}: delete one of them")
-    grades_by_student = _by_student(grades)
-    rows = []
-    for owner, line in lines:
+    rows: list[Row] = []
+    for grades, line in lines:
         row: dict[str, object] = dict(zip(header, line, strict=False))
-        grade = grades_by_student.get(owner, {}).get(name)
-        points = _points(grade, zero) if grade else ""
-        if grade and points != "":
-            top = _maximum(str(row.get("Maximum Grade", "")), grade.max_score)
-            row["Grade"] = round(float(points) * top / grade.max_score, 2) if grade.max_score else 0
+        points = _points(grades.get(name), zero)
+        if points != "":
+            top = _maximum(str(row.get("Maximum Grade", "")), maximum[name])
+            row["Grade"] = round(float(points) * top / maximum[name], 2) if maximum[name] else 0
             if "Feedback comments" in row:
-                row["Feedback comments"] = _comment(grade)
+                row["Feedback comments"] = _comment(grades[name])
         rows.append([row.get(key, "") for key in header])
-    return csv_text(header, rows, mark)
+    return rows
 
 
 def _maximum(text: str, otherwise: float) -> float:
@@ -168,13 +160,6 @@ def _maximum(text: str, otherwise: float) -> float:
             "in Moodle's settings of the assignment, and download the worksheet again"
         )
     return float(text.replace(",", "."))
-
-
-def _by_student(grades: Sequence[Grade]) -> Mapping[str, Mapping[str, Grade]]:
-    grades_by_student: dict[str, dict[str, Grade]] = {}
-    for grade in grades:
-        grades_by_student.setdefault(grade.student.student_id, {})[grade.assignment] = grade
-    return grades_by_student
 
 
 def _owner(header: Sequence[str], line: Sequence[str], students: Iterable[Student]) -> str:
@@ -215,10 +200,10 @@ def _names(title: str, cell: str, student: Student) -> bool:
     return "@" in cell and cell.partition("@")[0] == student.student_id
 
 
-def _points(grade: Grade, zero: bool) -> float | str:
-    if grade.score is None:
-        return 0 if zero and grade.status == MISSING else ""
-    return _number(grade.score)
+def _points(grade: Grade | None, zero: bool) -> float | str:
+    if grade and zero and grade.status == MISSING:
+        return 0
+    return _number(grade.score if grade else None)
 
 
 def _number(value: float | None) -> float | str:
@@ -230,6 +215,6 @@ def _comment(grade: Grade) -> str:
         return "nothing submitted"
     comment = f"{grade.raw_score:g} of {grade.max_score:g} point{'s' * (grade.max_score != 1)}"
     if grade.late_penalty:
-        days = f"{grade.days_late} day{'s' * (grade.days_late != 1)}"
+        days = counted(grade.days_late, "day")
         comment += f"; late penalty for {days}: {grade.late_penalty:g}"
     return comment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -42,52 +42,36 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def no_database(path: Path) -> None:
-    path.write_bytes(b"this is no database\n" * 1000)
-
-
-def torn(path: Path) -> None:
-    """Damage as by a disk: pages in the middle are gone."""
-    content = path.read_bytes()
-    path.write_bytes(content[:8192] + bytes(16384) + content[24576:])
-
-
-def cut_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20000])
-
-
-DAMAGE: dict[str, Callable[[Path], None]] = {"none": no_database, "torn": torn, "cut": cut_off}
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "none": lambda content: b"this is no database\n" * 1000,
+    "torn": lambda content: content[:8192] + bytes(16384) + content[24576:],  # as by a disk
+    "cut": lambda content: content[:-20000],
+}
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("writes", [True, False], ids=["writes", "reads"])
 def test_damage_is_found(book: Path, kind: str, writes: bool) -> None:
     make_sure_of(f"sqlite:///{book}", writes=writes)
-    DAMAGE[kind](book)
+    book.write_bytes(DAMAGE[kind](book.read_bytes()))
     with pytest.raises(CommandFailed, match=r"is damaged .*Replace it by a backup") as raised:
         make_sure_of(f"sqlite:///{book}", writes=writes)
     assert str(book) in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.fixture
-def locked(book: Path) -> Iterator[Path]:
+@pytest.mark.parametrize("writes", [True, False], ids=["writes", "reads"])
+def test_a_lock_is_told(book: Path, writes: bool) -> None:
     with closing(sqlite3.connect(book, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        yield book
-        other.rollback()
-
-
-@pytest.mark.parametrize("writes", [True, False], ids=["writes", "reads"])
-def test_a_lock_is_told(locked: Path, writes: bool) -> None:
-    with pytest.raises(CommandFailed, match="another program is writing it"):
-        make_sure_of(f"sqlite:///{locked}", writes=writes)
+        with pytest.raises(CommandFailed, match="another program is writing it"):
+            make_sure_of(f"sqlite:///{book}", writes=writes)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_every_command_that_opens_it_says_so(
     book: Path, command: tuple[str, ...], autograder: Any
 ) -> None:
-    torn(book)
+    book.write_bytes(DAMAGE["torn"](book.read_bytes()))
     status, output = autograder(book.parents[1], *command)
     assert status == 2 and output.count("\n") == 1
     assert output.startswith(f"autograder {command[0]}: the gradebook {book} is damaged")

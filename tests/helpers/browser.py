@@ -1,13 +1,17 @@
-"""A headless Chromium, driven over its DevTools protocol."""
+"""A headless Chromium, driven over its DevTools protocol, and JupyterLab for it to open."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +104,32 @@ class Browser:
             self._process.kill()
             self._process.wait()
         self._profile.cleanup()
+
+
+@contextlib.contextmanager
+def jupyterlab(command: list[str], folder: Path, home: Path, **settings: str) -> Iterator[str]:
+    """Run a command that becomes or starts JupyterLab, at home in `home`; return its address."""
+    runtime = home / "runtime"
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "JUPYTER_RUNTIME_DIR": str(runtime), "HOME": str(home), **settings},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 180
+        while not (found := list(runtime.glob("jpserver-*.json"))):
+            assert time.monotonic() < deadline and process.poll() is None, "no JupyterLab"
+            time.sleep(0.3)
+        time.sleep(0.5)
+        yield json.loads(found[0].read_text())["url"]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(300)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

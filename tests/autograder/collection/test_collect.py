@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 import shutil
 import stat
@@ -65,6 +64,18 @@ def zipped(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
+def folder_of(path: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return path
+
+
+def collect_files(course: Path, files: dict[str, bytes], **options: Any) -> Collected:
+    source = zipped(course.parent / "export.zip", files)
+    return collect(course, ASSIGNMENT, str(source), **options)
+
+
 def submitted(course: Path) -> dict[str, str]:
     """Return student → source of the only cell."""
     folder = course / "grading" / "submitted"
@@ -79,20 +90,20 @@ def why(collected: Collected) -> str:
 
 
 @pytest.mark.parametrize("separator", ["/", "_/", "_"])
-def test_moodle(course: Path, tmp_path: Path, separator: str) -> None:
+def test_moodle(course: Path, separator: str) -> None:
     """New versions, versions up to 3.x, and without folders."""
     files = {
         f"{MOODLE}{separator}{FILE}": notebook("ada"),
         f"王小明_678_assignsubmission_file{separator}{FILE}": notebook("ming"),
         "王小明_678_assignsubmission_onlinetext_onlinetext.html": b"<p>hello",
     }
-    collected = collect(course, ASSIGNMENT, str(zipped(tmp_path / "m.zip", files)))
+    collected = collect_files(course, files)
     assert collected.format == "moodle"
     assert submitted(course) == {"AdaLovelace-12345": "ada", "王小明-678": "ming"}
     assert "typed into Moodle" in why(collected)
 
 
-def test_gradescope(course: Path, tmp_path: Path) -> None:
+def test_gradescope(course: Path) -> None:
     """A group's submission counts for each of them; what a student printed counts for nobody."""
     listed = """\
 submission_71:
@@ -121,7 +132,7 @@ submission_73:
     top = "assignment_9_export"
     files = {f"{top}/submission_{n}/{FILE}": notebook(f"{n}") for n in (71, 72, 73, 74)}
     files[f"{top}/submission_metadata.yml"] = listed.encode()
-    collected = collect(course, ASSIGNMENT, str(zipped(tmp_path / "g.zip", files)))
+    collected = collect_files(course, files)
     assert collected.format == "gradescope"
     expected = {"AdaLovelace-20001": "71", "BobdeVries-bob": "72", "王小明-20003": "72"}
     assert submitted(course) == expected
@@ -137,7 +148,7 @@ def test_canvas(course: Path, tmp_path: Path) -> None:
         "Student,ID,SIS User ID,SIS Login ID,Section,Homework 2 (77)\n"
         "    Points Possible,,,,,12\n"
         '"Lovelace, Ada",340934,S1,ada,L1,\n"Hopper, Grace",334244,S2,grace,L1,\n'
-        '"王, 小明",5,S3,ming,L1,\n',
+        '"王, 小明",5,S3,ming,L1,\n'
     )
     files = {
         f"lovelaceada_340934_1_{FILE}": notebook("first"),
@@ -147,9 +158,7 @@ def test_canvas(course: Path, tmp_path: Path) -> None:
         "stranger_99_8_x.ipynb": notebook("?"),
         "lovelaceada_340934_text.html": b"hi",
     }
-    source = str(zipped(tmp_path / "submissions.zip", files))
-    due = read_time("2026-11-20 23:59 +0800")
-    collected = collect(course, ASSIGNMENT, source, roster=export, due=due)
+    collected = collect_files(course, files, roster=export, due=read_time("2026-11-20 23:59 +0800"))
     assert collected.format == "canvas"
     assert submitted(course) == {"ada": "second", "grace": "late", "ming": "中文"}
     assert {row.student: row.late for row in collected.rows} == {"ada": 0, "grace": 1, "ming": 0}
@@ -161,16 +170,13 @@ def test_canvas(course: Path, tmp_path: Path) -> None:
 
 
 def test_the_exchange(course: Path, tmp_path: Path) -> None:
-    """Written by nbgrader's own `submit`; the latest counts, the earlier is kept."""
-    inbound = tmp_path / "exchange" / "sgd-to-ddp" / "inbound"
+    """As nbgrader's `submit` writes it; the latest counts, the earlier is kept."""
+    files = {"ada+01_minibatch_sgd+2026-11-20 10:00:00.0 UTC/01_minibatch_sgd.ipynb": notebook()}
     for clock, text in (("09:00", "first"), ("11:00", "last"), ("10:00", "second")):
-        folder = inbound / f"a+b+{ASSIGNMENT}+2026-11-20 {clock}:00.123456 UTC+cafe"
-        folder.mkdir(parents=True)
-        (folder / FILE).write_bytes(notebook(text))
-        (folder / "timestamp.txt").write_text("1999-01-01 00:00:00 UTC")
-    other = inbound / "ada+01_minibatch_sgd+2026-11-20 10:00:00.0 UTC"
-    other.mkdir()
-    (other / "01_minibatch_sgd.ipynb").write_bytes(notebook())
+        name = f"a+b+{ASSIGNMENT}+2026-11-20 {clock}:00.123456 UTC+cafe"
+        files[f"{name}/{FILE}"] = notebook(text)
+        files[f"{name}/timestamp.txt"] = b"1999-01-01 00:00:00 UTC"
+    folder_of(tmp_path / "exchange" / "sgd-to-ddp" / "inbound", files)
     source = str(tmp_path / "exchange")
     collected = collect(course, ASSIGNMENT, source, format="exchange")
     assert submitted(course) == {"a+b": "last"}
@@ -216,33 +222,26 @@ def test_twice_is_once_and_a_newer_one_replaces(course: Path, tmp_path: Path) ->
     assert not (course / "grading" / "collecting").exists()
 
 
-def link(name: str) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name)
-    info.external_attr = (stat.S_IFLNK | 0o777) << 16
-    return info
-
-
 def test_a_hostile_zip(course: Path, tmp_path: Path) -> None:
-    source = tmp_path / "m.zip"
-    inner = io.BytesIO()
-    with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(FILE, notebook("inner"))
-        archive.writestr("again.zip", b"PK\5\6" + bytes(18))
-        archive.writestr("bomb.txt", bytes(MAX_FILE + 1))
-        archive.writestr("a.txt", b"a file")
-        archive.writestr("a.txt/b.txt", b"and a folder of its name")
-        archive.writestr("../../../outside.txt", b"out")
-    with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(f"{MOODLE}/work.zip", inner.getvalue())
-        archive.writestr(link(f"{MOODLE}/secret.txt"), "/etc/passwd")
-        archive.writestr(f"{MOODLE}/page.html", "<script>1</script>")
-        archive.writestr(f"{MOODLE}/pic.svg", "<svg/>")
-        archive.writestr(f"{MOODLE}/timestamp.txt", "1999-01-01 00:00:00 UTC")
-        archive.writestr(f"{MOODLE}/\u202etxt.exe", "turned")
-        archive.writestr(f"{MOODLE}/../../../../evil.ipynb", notebook("evil"))
-        archive.writestr("/etc/cron.d/evil", "x")
-        archive.writestr(f"Eve_6_assignsubmission_file/{FILE}", bytes(60 * 2**20))
-        archive.writestr(f"Nul_7_assignsubmission_file/{FILE}", notebook("seven"))
+    inner = {FILE: notebook("inner"), "again.zip": b"PK\5\6" + bytes(18)}
+    inner |= {"bomb.txt": bytes(MAX_FILE + 1), "../../../outside.txt": b"out"}
+    inner |= {"a.txt": b"a file", "a.txt/b.txt": b"and a folder of its name"}
+    files = {
+        f"{MOODLE}/work.zip": zipped(tmp_path / "work.zip", inner).read_bytes(),
+        f"{MOODLE}/page.html": b"<script>1</script>",
+        f"{MOODLE}/pic.svg": b"<svg/>",
+        f"{MOODLE}/timestamp.txt": b"1999-01-01 00:00:00 UTC",
+        f"{MOODLE}/\u202etxt.exe": b"turned",
+        f"{MOODLE}/../../../../evil.ipynb": notebook("evil"),
+        "/etc/cron.d/evil": b"x",
+        f"Eve_6_assignsubmission_file/{FILE}": bytes(60 * 2**20),
+        f"Nul_7_assignsubmission_file/{FILE}": notebook("seven"),
+    }
+    source = zipped(tmp_path / "m.zip", files)
+    link = zipfile.ZipInfo(f"{MOODLE}/secret.txt")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(source, "a") as archive:
+        archive.writestr(link, "/etc/passwd")
     before = {path for path in tmp_path.rglob("*") if "grading" not in path.parts}
     collected = collect(course, ASSIGNMENT, str(source))
     assert submitted(course) == {"AdaLovelace-12345": "inner", "Nul-7": "seven"}
@@ -260,10 +259,8 @@ def test_a_hostile_zip(course: Path, tmp_path: Path) -> None:
 
 
 def test_links_and_pipes_in_a_folder(course: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    for name in ("ada", "eve"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / FILE).write_bytes(notebook(name))
+    files = {f"{name}/{FILE}": notebook(name) for name in ("ada", "eve")}
+    folder = folder_of(tmp_path / "in", files)
     (folder / "ada" / "hidden.py").symlink_to(ROOT / "nbgrader_config.py")
     (folder / "ada" / "all").symlink_to("/")
     os.mkfifo(folder / "ada" / "pipe.txt")
@@ -291,11 +288,8 @@ def test_names_that_a_zip_does_not_say_the_encoding_of(tmp_path: Path, encoding:
         (SOLVED[:-700], "cells can be read: grading uses the part that can be read"),
     ],
 )
-def test_damaged_notebooks_are_taken_and_named(
-    course: Path, tmp_path: Path, data: bytes, note: str
-) -> None:
-    source = zipped(tmp_path / "m.zip", {f"{MOODLE}/{FILE}": data})
-    (row,) = collect(course, ASSIGNMENT, str(source)).rows
+def test_damaged_notebooks_are_taken_and_named(course: Path, data: bytes, note: str) -> None:
+    (row,) = collect_files(course, {f"{MOODLE}/{FILE}": data}).rows
     assert note in row.notes
     (path,) = (course / "grading/submitted").glob(f"*/*/{FILE}")
     assert path.read_bytes() == data
@@ -340,10 +334,7 @@ def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) ->
     sheet.write_text(
         "student_id,submitted_at\nada,2026-11-21 10:00 UTC\nming,2026-11-21 10:00 UTC\n"
     )
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for student in ("ada", "ming"):
-        (folder / f"{student}.ipynb").write_bytes(notebook())
+    folder = folder_of(tmp_path / "in", {"ada.ipynb": notebook(), "ming.ipynb": notebook()})
     extensions = course / "grading/extensions.csv"
     extensions.parent.mkdir(exist_ok=True)
     text = f"assignment,student_id,until\n{ASSIGNMENT},ada,2026-11-22 09:00 UTC\nother,ming,never\n"
@@ -360,12 +351,8 @@ def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) ->
 
 
 def test_the_command(course: Path, tmp_path: Path, autograder: Any) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "ada.ipynb").write_bytes(notebook())
-    (folder / "ada.exe").write_bytes(b"MZ")
-    (folder / "bob").mkdir()
-    (folder / "bob/notes.txt").write_text("I could not export it.")
+    files = {"ada.ipynb": notebook(), "ada.exe": b"MZ", "bob/notes.txt": b"I could not export it."}
+    folder = folder_of(tmp_path / "in", files)
     due = "2000-01-01 10:00 UTC"
     collecting = ("collect", ASSIGNMENT, str(folder))
     status, output = autograder(course, *collecting, "--due", due, "--file-times")
@@ -375,8 +362,6 @@ def test_the_command(course: Path, tmp_path: Path, autograder: Any) -> None:
         rows = list(csv.DictReader(file))
     assert int(rows[0]["days late"]) > 9000
     assert gradebook_due(load_config(course), ASSIGNMENT) == read_time(due)
-    (folder / "eve").mkdir()
-    (folder / "eve" / "note.txt").write_text("later")
     status, output = autograder(course, *collecting)
     assert status == 1, "a submission was refused"
     assert "1 unchanged; 1 late" in output, "the gradebook's deadline"
@@ -396,11 +381,9 @@ def test_of_two_notebooks_the_solved_one_counts_and_the_other_is_named(
     course: Path, tmp_path: Path, name: str
 ) -> None:
     for solved_one, untouched in ((name, FILE), (FILE, name)):
-        source = tmp_path / "in" / solved_one / "ada"
-        source.mkdir(parents=True)
-        (source / solved_one).write_bytes(SOLVED)
-        (source / untouched).write_bytes(UNTOUCHED)
-        collected = collect(course, ASSIGNMENT, str(source.parent))
+        files = {f"ada/{solved_one}": SOLVED, f"ada/{untouched}": UNTOUCHED}
+        source = folder_of(tmp_path / "in" / solved_one, files)
+        collected = collect(course, ASSIGNMENT, str(source))
         (row,) = collected.rows
         (path,) = (course / "grading/submitted").glob(f"*/*/{FILE}")
         assert b"return 42, 43" in path.read_bytes(), row.notes
@@ -411,15 +394,12 @@ def test_of_two_notebooks_the_solved_one_counts_and_the_other_is_named(
 def test_a_file_that_is_no_notebook_of_this_assignment_is_named(
     course: Path, tmp_path: Path
 ) -> None:
-    for student, files in {
-        "lecture": {FILE: notebook("a lecture")},
-        "helper": {FILE: SOLVED, "helpers.py": b"x = 1"},
-        "data": {FILE: SOLVED, "data.json": b"{}"},
-    }.items():
-        (tmp_path / "in" / student).mkdir(parents=True)
-        for name, data in files.items():
-            (tmp_path / "in" / student / name).write_bytes(data)
-    rows = {row.student: row for row in collect(course, ASSIGNMENT, str(tmp_path / "in")).rows}
+    files = {
+        **{f"lecture/{FILE}": notebook("a lecture"), f"helper/{FILE}": SOLVED},
+        **{f"data/{FILE}": SOLVED, "helper/helpers.py": b"x = 1", "data/data.json": b"{}"},
+    }
+    source = folder_of(tmp_path / "in", files)
+    rows = {row.student: row for row in collect(course, ASSIGNMENT, str(source)).rows}
     assert "has none of this assignment's tasks" in rows["lecture"].notes
     assert "'helpers.py' is not there when the notebook is graded" in rows["helper"].notes
     assert "'data.json' is not there" in rows["data"].notes
@@ -427,10 +407,8 @@ def test_a_file_that_is_no_notebook_of_this_assignment_is_named(
 
 def test_names_of_people_everywhere(course: Path, tmp_path: Path) -> None:
     people = ["Jose\u0301", "अदिति", "วิชัย", "José Núñez", "Lovelace, Ada", "O'Brien", "OBrien"]
-    for name in people:
-        (tmp_path / "in" / name).mkdir(parents=True)
-        (tmp_path / "in" / name / FILE).write_bytes(notebook(name))
-    collected = collect(course, ASSIGNMENT, str(tmp_path / "in"), write=False)
+    source = folder_of(tmp_path / "in", {f"{name}/{FILE}": notebook(name) for name in people})
+    collected = collect(course, ASSIGNMENT, str(source), write=False)
     assert {row.student for row in collected.rows} == {
         *("José", "अदिति", "วิชัย", "JoséNúñez", "LovelaceAda", "OBrien")
     }
@@ -460,8 +438,7 @@ def test_two_persons_are_never_one(course: Path, tmp_path: Path) -> None:
         f"{name}_{number}_assignsubmission_file/{FILE}": notebook(name)
         for name, number in (("Scott Lee", 8), ("Who Else", 77), ("Ng José", 9), ("José Ng", 10))
     }
-    zip_, options = zipped(tmp_path / "m.zip", files), {"roster": roster, "write": False}
-    collected = collect(course, ASSIGNMENT, str(zip_), **options)
+    collected = collect_files(course, files, roster=roster, write=False)
     rows = {row.student: row for row in collected.rows}
     assert rows.keys() == {"77", "jo"} and rows["jo"].name == "José Ng"
     assert "'Scott Lee' counts as Lee Scott of the class list" in rows["77"].notes
@@ -488,10 +465,8 @@ def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path
     inbound = tmp_path / "x" / "inbound"
 
     def hand_in(day: int, text: str) -> None:
-        folder = inbound / f"ada+{ASSIGNMENT}+2026-11-{day} 10:00:00 UTC+{day}"
-        folder.mkdir(parents=True)
-        (folder / FILE).write_bytes(notebook(text))
-        (folder / "submission_secret.txt").write_text(f"of {day}")
+        files = {FILE: notebook(text), "submission_secret.txt": f"of {day}".encode()}
+        folder_of(inbound / f"ada+{ASSIGNMENT}+2026-11-{day} 10:00:00 UTC+{day}", files)
 
     def now() -> tuple[str, int]:
         rows = collect(course, ASSIGNMENT, str(tmp_path / "x"), format="exchange", due=due).rows
@@ -517,18 +492,13 @@ def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path
     ids=["names", "accounts without a name", "names that are numbers, and the other came first"],
 )
 def test_a_submission_in_the_exchange_that_somebody_else_wrote_is_refused(
-    accounts: dict[str, Account],
-    course: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    accounts: dict[str, Account], course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = accounts["hers"].name.lower() if accounts["hers"].is_named else "ada"
     inbound, owners = tmp_path / "x" / "inbound", {}
     for day, (text, owner) in enumerate(accounts.items(), 19):
         folder = inbound / f"{student}+{ASSIGNMENT}+2026-11-{day} 10:00:00 UTC+{day}"
-        folder.mkdir(parents=True)
-        (folder / FILE).write_bytes(notebook(text))
-        owners[folder] = owner
+        owners[folder_of(folder, {FILE: notebook(text)})] = owner
     (inbound / "lost+found").mkdir()
     monkeypatch.setattr(collecting, "owner_of", owners.__getitem__)
     collected = collect(course, ASSIGNMENT, str(tmp_path / "x"), format="exchange")
@@ -539,14 +509,10 @@ def test_a_submission_in_the_exchange_that_somebody_else_wrote_is_refused(
 def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(
     course: Path, tmp_path: Path
 ) -> None:
-    inner = io.BytesIO()
-    with zipfile.ZipFile(inner, "w") as archive:
-        for number in range(5000):
-            archive.writestr(f"a/{number:04}.txt", b"x")
-        archive.writestr(f"z/{FILE}", SOLVED)
-    source = zipped(tmp_path / "m.zip", {f"{MOODLE}/work.zip": inner.getvalue()})
+    files = {f"a/{number:04}.txt": b"x" for number in range(5000)}
+    inner = zipped(tmp_path / "work.zip", {**files, f"z/{FILE}": SOLVED})
     start = time.process_time()
-    collected = collect(course, ASSIGNMENT, str(source))
+    collected = collect_files(course, {f"{MOODLE}/work.zip": inner.read_bytes()})
     assert time.process_time() - start < 20
     (row,) = collected.rows
     assert "work.zip has 5001 files; 400 were looked at" in row.notes
@@ -556,8 +522,7 @@ def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(
 def test_grades_may_lie_outside_the_course(
     course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autograder: Any
 ) -> None:
-    (tmp_path / "in/ada").mkdir(parents=True)
-    (tmp_path / "in/ada" / FILE).write_bytes(SOLVED)
+    source = folder_of(tmp_path / "in", {f"ada/{FILE}": SOLVED})
     monkeypatch.setenv("GRADING", str(tmp_path / "elsewhere"))
-    assert autograder(course, "collect", ASSIGNMENT, str(tmp_path / "in"))[0] == 0
+    assert autograder(course, "collect", ASSIGNMENT, str(source))[0] == 0
     assert (tmp_path / "elsewhere/submitted/ada" / ASSIGNMENT / FILE).is_file()

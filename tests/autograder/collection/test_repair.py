@@ -22,7 +22,7 @@ from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import TASKS, notebook_of
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # nbgrader's and what it stands on
+    pytest.mark.filterwarnings("ignore")  # nbgrader's and what it stands on
 ]
 
 FILE = f"{ASSIGNMENT}.ipynb"
@@ -109,7 +109,7 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
 
 
 class Course:
-    """A course of these submissions; each is graded when it is first asked for."""
+    """A course of these submissions."""
 
     def __init__(self, root: Path) -> None:
         self.data = root / "grading"
@@ -121,13 +121,6 @@ class Course:
             nbformat.write(notebook, folder / FILE)
             change(folder)
 
-    def verdict(self, name: str) -> Verdict:
-        path = verdict_path(self.data, ASSIGNMENT, name, ASSIGNMENT)
-        if not path.exists():
-            outcome = self.api.autograde(ASSIGNMENT, name)
-            assert outcome["success"], (name, str(outcome.get("log"))[-3000:])
-        return Verdict.read(path)
-
 
 @pytest.fixture(scope="module")
 def course(released_course: Path, copy_of: Callable[[Path], Path]) -> Course:
@@ -138,7 +131,9 @@ def course(released_course: Path, copy_of: Callable[[Path], Path]) -> Course:
 @pytest.mark.parametrize("name", BESIDE)
 def test_it_is_noted_and_not_fatal(course: Course, name: str) -> None:
     _, points, note = BESIDE[name]
-    verdict = course.verdict(name)
+    outcome = course.api.autograde(ASSIGNMENT, name)
+    assert outcome["success"], (name, str(outcome.get("log"))[-3000:])
+    verdict = Verdict.read(verdict_path(course.data, ASSIGNMENT, name, ASSIGNMENT))
     assert verdict.score == points == course.api.get_submission(ASSIGNMENT, name)["code_score"]
     assert note in str(verdict.notes)
     assert bool(note) == bool(verdict.notes), verdict.notes

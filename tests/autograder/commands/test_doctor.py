@@ -37,9 +37,7 @@ def test_a_machine_that_grades_wrongly_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert "do not grade here" in finding.advice
 
 
-def test_without_solutions_it_says_what_was_not_tried(
-    tmp_path: Path,
-) -> None:
+def test_without_solutions_it_says_what_was_not_tried(tmp_path: Path) -> None:
     (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
     finding = doctor.graded(tmp_path)
     assert finding.fine and ("not tested" in finding.summary or sys.platform != "linux")

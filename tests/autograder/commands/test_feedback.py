@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import re
 import shutil
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -41,7 +38,7 @@ from autograder.passes.safe_markdown import safe_html
 from autograder.passes.tell import caption_of, timeline_of
 from autograder.tables import plain_text
 from course_lib.ranks import Network, Ranks, Trace
-from tests.helpers.browser import Browser, needs_browser
+from tests.helpers.browser import Browser, jupyterlab, needs_browser
 from tests.helpers.course_folders import ROOT, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
 
@@ -155,10 +152,8 @@ def test_a_page_that_cannot_be_rendered_says_why(
     shutil.copytree(copy, folder, dirs_exist_ok=True)
     assert status == 1
     assert "no page could be written for eve: RuntimeError: invalid SRE code (raised in" in output
-    assert "→ give: pip install 'soupsieve<3'" in output
     finding = doctor.page(ROOT)
     assert "RuntimeError: invalid SRE code (raised in soupsieve" in finding.summary
-    assert finding.advice == "give: pip install 'soupsieve<3'"
     monkeypatch.undo()
     assert doctor.page(ROOT).fine
 
@@ -169,36 +164,14 @@ def method_of(module: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def formgrader(course: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = {"port": port, "root_dir": ".", "token": "", "password": "", "ip": "127.0.0.1"}
-    options |= {"port_retries": 0, "open_browser": False}
+def formgrader(course: Path, tmp_path: Path) -> Iterator[str]:
+    options = {"root_dir": ".", "token": "", "password": "", "ip": "127.0.0.1", "port": 0}
+    options |= {"open_browser": False, "allow_root": True}
     options["jpserver_extensions"] = "jupyterlab=False"  # it takes a second
-    if os.geteuid() == 0:
-        options["allow_root"] = True
     arguments = [f"--ServerApp.{name}={value}" for name, value in options.items()]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "jupyter_server", *arguments],
-        cwd=course,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        address = f"http://127.0.0.1:{port}"
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"{address}/api", timeout=5).close()
-                break
-            except OSError:
-                assert server.poll() is None, server.stderr and server.stderr.read()[-3000:]
-                time.sleep(0.2)
-        yield address
-    finally:
-        server.terminate()
-        server.communicate(timeout=300)
+    command = [sys.executable, "-m", "jupyter_server", *arguments]
+    with jupyterlab(command, course, tmp_path) as address:
+        yield address.rstrip("/")
 
 
 @needs_sources

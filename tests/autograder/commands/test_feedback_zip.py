@@ -72,11 +72,8 @@ def test_moodle_finds_each_student(course: Path) -> None:
     to, system, without, left_out = pack(course, ASSIGNMENT, exported(course, MOODLE))
     assert (system, without, left_out) == ("moodle", ["eve"], [])
     pages = {moodle_finds(name): text for name, text in contents(to).items()}
-    page = f"feedback_{ASSIGNMENT}.html"
-    assert pages == {
-        (12345, "assignfeedback_file", page): "for ada",
-        (777, "assignfeedback_file", page): "for bob",
-    }
+    plugin = ("assignfeedback_file", f"feedback_{ASSIGNMENT}.html")
+    assert pages == {(12345, *plugin): "for ada", (777, *plugin): "for bob"}
 
 
 def test_canvas_finds_each_student_by_the_last_of_their_files(course: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from autograder.commands.report import class_report
 from autograder.examination.verdict import CheckVerdict, Verdict
+from autograder.tables import web_page
 
 
 def check(task: str, score: float, *reasons: str, hidden: bool = False) -> CheckVerdict:
@@ -33,18 +34,17 @@ def test_it_counts_students_and_groups_reasons() -> None:
     }
     verdicts["ada"][0].notes.append("cell 4 was joined")
     extra = [("ming", "ring", 1.5), ("eve", "ring", 1.0)]
-    report = class_report("a", verdicts, extra)
-    tasks, points, reasons, notes, credit = report.tables
+    summary, tables = class_report("a", verdicts, extra)
+    tasks, points, reasons, notes, credit = tables
     assert credit.rows == extra[:1], "eve is not graded"
-    assert "3 graded" in report.summary and "median 2" in report.summary
-    assert "not graded yet: eve" in report.summary
+    assert "3 graded" in summary and "median 2" in summary and "not graded yet: eve" in summary
     ring, tree = tasks.rows
     assert ring == ("ring", 4.0, 1, 0, 1.33, "2.0 s") and tree[2:5] == (1, 1, 2.0)
     assert reasons.rows[0] == ("ring", 2, ("ming", "noor"), "rank 1: got 3.5")
     assert sum(row[1] for row in points.rows) == 3 and points.rows[-1][:2] == ("all 8", 1)
     assert notes.rows == [("ada", "cell 4 was joined")]
-    for shown in (report.as_text(), report.as_page()):
-        assert all(word in shown for word in ("cell 4 was joined", "ming, noor", "got 3.5"))
+    text, page = "".join(table.as_text() for table in tables), web_page("a", summary, tables)
+    assert all(w in text and w in page for w in ("cell 4 was joined", "ming, noor", "got 3.5"))
 
 
 def test_visible_reasons_come_before_hidden_ones() -> None:
@@ -55,14 +55,15 @@ def test_visible_reasons_come_before_hidden_ones() -> None:
             {"name": "v", "passed": False, "hidden": False, "reason": "visible words"},
         ],
     )
-    report = class_report("a", {"ada": [verdict("ada", mixed)]})
-    assert [row[-1] for row in report.tables[2].rows] == ["visible words"]
+    _, tables = class_report("a", {"ada": [verdict("ada", mixed)]})
+    assert [row[-1] for row in tables[2].rows] == ["visible words"]
 
 
 @pytest.mark.parametrize("student", ["<script>alert(1)</script>", "x\u202ey"])
 def test_no_text_of_a_student_is_markup(student: str) -> None:
     reason = "got <img src=x onerror=alert(1)> & more"
-    report = class_report("a", {student: [verdict(student, check("ring", 0, reason))]})
-    page = report.as_page()
+    page = web_page(
+        "a", *class_report("a", {student: [verdict(student, check("ring", 0, reason))]})
+    )
     assert "<script" not in page and "<img" not in page and "&lt;img" in page
     assert "default-src 'none'" in page
