@@ -119,7 +119,7 @@ class Sandbox:
         environment: additional variables of its cells.
 
     Attributes:
-        generation: how often its sandbox was started; a different number is a different sandbox.
+        passed: the test that the running sandbox has passed; ``None`` again when it is started.
 
     """
 
@@ -147,7 +147,7 @@ class Sandbox:
         self._failure: MachineFailure | None = None
         self._over = ""
         self._times_over = self._killed = 0
-        self.generation = 0
+        self.passed: object = None
 
     def cell(
         self,
@@ -222,7 +222,7 @@ class Sandbox:
             self._group.add([self._process.pid, *below])
             self._kept.callback(self._group.close)
         self.watch_memory()
-        self.generation += 1
+        self.passed = None
 
     def make_ready(self) -> None:
         """Start the sandbox, and test from inside a cell that everything needed is there.
