@@ -38,14 +38,18 @@ STANDSTILL = 60.0
 """Seconds that the machine may stand still in one examination."""
 
 
-class OutOfTime(RanksError):
-    """The submission, or one check of it, has used up its time; nothing more is run."""
-
-    limit = "time"
+class SubmissionError(RanksError):
+    """The submission's own code prevented a case from being run at all."""
 
     @property
     def in_short(self) -> str:  # type: ignore[override]
         return self.summary
+
+
+class OutOfTime(SubmissionError):
+    """The submission, or one check of it, has used up its time; nothing more is run."""
+
+    limit = "time"
 
 
 class Budget:

@@ -19,8 +19,8 @@ from typing import Any
 from autograder.course import Settings
 from autograder.errors import SandboxUnavailable
 from autograder.examination._channel import Channel, Message
-from autograder.examination.budget import Budget, Deadline, OutOfTime
-from autograder.examination.case import CaseRanks, On, SubmissionError
+from autograder.examination.budget import Budget, Deadline, OutOfTime, SubmissionError
+from autograder.examination.case import CaseRanks, On
 from autograder.sandbox.sandbox import Cell, MachineFailure, Sandbox
 from course_lib.checking.cases import AuthorError, Case, Check, Observed
 from course_lib.checking.loading import pack_program
@@ -179,7 +179,7 @@ class Submission:
     def _ask(self, kind: str, request: Plain, budget: Budget, deadline: Deadline) -> Message:
         channel, cell = self._notebook or self._start_notebook(budget)
         self._sandbox.watch_memory()
-        channel.queue(kind, request)
+        channel.send(kind, request)
         try:
             with budget:
                 return channel.ask(deadline, self._look)
@@ -261,22 +261,12 @@ class Submission:
             taken = self.take(check.function) if taken is None else taken
             if isinstance(taken, SubmissionError):
                 raise taken
-            function = taken
             self._end_notebook()  # ranks have secret inputs, and must have nobody to tell
             deadline = self.budget.of(check.case_seconds(self.budget.settings.case_seconds))
             self._sandbox.watch_memory()
-            computes = check.computes(case, inputs) if check.computes else ()
-            answers = None
-            if check.answers is not None:
-                of = check.answers
-                answers = lambda rank, question: of(inputs[rank], question)
-            with CaseRanks(
-                *(self._sandbox, case, program, function, on, computes, answers),
-                only_on=check.only_on,
-            ) as ranks:
+            with CaseRanks(self._sandbox, check, case, inputs, program, taken, on) as ranks:
                 try:
-                    shown = [check.for_the_rank(rank_input) for rank_input in inputs]
-                    outputs = self._outputs(ranks, shown, deadline)
+                    outputs = self._outputs(ranks, deadline)
                 except RanksError as error:
                     error.trace = ranks.trace
                     raise
@@ -285,9 +275,9 @@ class Submission:
 
         return run
 
-    def _outputs(self, ranks: CaseRanks, inputs: Sequence[Plain], deadline: Deadline) -> list[Any]:
+    def _outputs(self, ranks: CaseRanks, deadline: Deadline) -> list[Any]:
         """Run a case; the student's clock runs only while the student's code runs."""
-        ranks.start(inputs)
+        ranks.start()
         try:
             with self.budget:
                 return ranks.run(deadline)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import torch
@@ -141,13 +141,13 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
     silence()
     channel = socket.socket(fileno=fds[0])
     torch.set_num_threads(1)
-    work = receive_work(channel)
+    program, rank_input, packed = receive_work(channel)
     labels: dict[str, str] = {}
     rank, world_size = config["rank"], config["world_size"]
-    client = FabricClient(channel, rank)
+    client = FabricClient(channel)
     with suppress(FabricStopped), lone_rank(client, rank, world_size, labels) as context:
         wait_for_go(channel)
-        reply = do_work(work, labels)
+        reply = do_work(program, rank_input, packed, labels)
         with suppress(OSError):
             touched = [_clean(misuse.words) for misuse in context.handles.misuses if misuse.did]
             send(channel, ("touched", touched[:MAX_TOUCHED]))
@@ -156,21 +156,18 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
         channel.recv(1)  # stay alive until the examiner ends the case
 
 
-class Work(NamedTuple):
-    """The work of a rank. Our parts are unpacked; the student's function is not.
+Program = Callable[..., Any]
+"""A check's program: it calls the student's function with a rank's input."""
 
-    The function is empty on a rank that does not call it; see `Check.only_on`.
+
+def receive_work(channel: socket.socket) -> tuple[Program, Any, bytes]:
+    """Return the program and input that the examiner sends to a rank, and the packed function.
+
+    The function is empty on a rank that does not call it; see `Check.only_on`. No student code has
+    run before this.
     """
-
-    program: Callable[..., Any]
-    rank_input: Any
-    function: bytes
-
-
-def receive_work(channel: socket.socket) -> Work:
-    """Return the work that the examiner sends to a rank. No student code has run before this."""
     (_, work), (_, rank_input) = receive(channel), receive(channel)
-    return Work(cloudpickle.loads(work["program"]), rank_input, work["function"])
+    return cloudpickle.loads(work["program"]), rank_input, work["function"]
 
 
 def wait_for_go(channel: socket.socket) -> None:
@@ -179,25 +176,34 @@ def wait_for_go(channel: socket.socket) -> None:
     receive(channel)
 
 
-def do_work(work: Work, labels: dict[str, str]) -> tuple[str, Any]:
+def do_work(
+    program: Program, rank_input: Any, packed: bytes, labels: dict[str, str]
+) -> tuple[str, Any]:
     """Run the program; return the message that reports the result.
 
     Args:
-        work: the result of `receive_work`.
+        program: the program.
+        rank_input: this rank's input.
+        packed: the student's function, as `handover.pack` returned it, or nothing.
         labels: receives readable names for the files of the cells.
 
     """
     try:
         _hide_our_code()
         function = None
-        if work.function:
-            function, sources = handover.unpack(work.function)
+        if packed:
+            function, sources = handover.unpack(packed)
             install_sources(sources)
             labels.update(sources.labels)
-        printed = CappedText()
+        printed, world = CappedText(), dist.group.WORLD
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
-                output = _run(work.program, function, work.rank_input)
+                output = program(function, rank_input)
+            if not dist.is_initialized() or dist.group.WORLD is not world:
+                raise RuntimeError(
+                    "the process group was destroyed or replaced: leave it as it is, because the "
+                    "caller needs it"
+                )
         finally:
             _end_processes_left()
         return "output", encode(output)
@@ -231,17 +237,6 @@ def _hide_our_code() -> None:
             del sys.modules[name]
         vars(sys.modules[package]).pop(reporter, None)
     sys.modules["__main__"] = ModuleType("__main__")
-
-
-def _run(program: Callable[..., Any], function: Callable[..., Any] | None, rank_input: Any) -> Any:
-    world = dist.group.WORLD
-    output = program(function, rank_input)
-    if not dist.is_initialized() or dist.group.WORLD is not world:
-        raise RuntimeError(
-            "the process group was destroyed or replaced: leave it as it is, because the caller "
-            "needs it"
-        )
-    return output
 
 
 # Texts --------------------------------------------------------------------------------------
@@ -292,7 +287,7 @@ def warm_up() -> None:
     PyTorch uses one thread for operators here, so it starts no threads that the forks would lose.
     """
     near, far = socket.socketpair()
-    with near, far, lone_rank(FabricClient(near, 0), 0, 1):
+    with near, far, lone_rank(FabricClient(near), 0, 1):
         pass
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x = torch.ones(2, 3, dtype=dtype)

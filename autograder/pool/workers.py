@@ -29,7 +29,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from autograder.collection.repair import vet
@@ -292,19 +291,19 @@ def grade(folders: Folders, path: Path, settings: Settings, test: SelfTest) -> O
         test: the self-test of its assignment.
 
     """
-    return outcome_of(str(path), partial(_graded, folders, path, settings, test))
 
+    def graded() -> Outcome:
+        assignment, student = path.parent.name, path.parents[1].name
+        vet(assignment, student, [str(path)])
+        nb = rebuilt(folders, path)
+        verdict = blank_verdict(nb, folders, path, settings)
+        target = folders.graded(assignment, student) / f"{verdict.key}.json"
+        target.parent.mkdir(parents=True, exist_ok=True)  # first, to fail before anything runs
+        test.examine(nb, verdict)
+        keep(nb, verdict, folders)
+        return Outcome(str(path), verdict=str(target), notes=verdict.notes)
 
-def _graded(folders: Folders, path: Path, settings: Settings, test: SelfTest) -> Outcome:
-    assignment, student = path.parent.name, path.parents[1].name
-    vet(assignment, student, [str(path)])
-    nb = rebuilt(folders, path)
-    verdict = blank_verdict(nb, folders, path, settings)
-    target = folders.graded(assignment, student) / f"{verdict.key}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)  # first, to fail before anything runs
-    test.examine(nb, verdict)
-    keep(nb, verdict, folders)
-    return Outcome(str(path), verdict=str(target), notes=verdict.notes)
+    return outcome_of(str(path), graded)
 
 
 def outcome_of(path: str, step: Callable[[], Outcome | None]) -> Outcome:

@@ -86,7 +86,6 @@ class SandboxedProcess:
         SandboxUnavailable: bubblewrap is missing or did not start.
         FileNotFoundError: a source does not exist.
         PermissionError: opened by root, and other users may not read a source.
-        ValueError: a target is not an absolute path.
     """
 
     def __init__(

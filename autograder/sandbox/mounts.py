@@ -145,10 +145,7 @@ def prepare(mount: Mount, by_others: bool) -> None:
     Raises:
         FileNotFoundError: the source does not exist.
         PermissionError: other users may not read it.
-        ValueError: the target is not an absolute path.
     """
-    if not Path(mount.target).is_absolute():
-        raise ValueError(f"the mount's target {mount.target} is not an absolute path")
     if mount.source is None:
         return
     mode = os.stat(mount.source).st_mode

@@ -88,10 +88,6 @@ class Cell:
     pid: int
     _kept: contextlib.ExitStack
 
-    def status(self, wait: float = 0.0) -> int | None:
-        """Return the exit status (a signal's number is negative); None while the process runs."""
-        return self.server.exit_status(self.pid, wait)
-
     def interrupt(self) -> None:
         """Send SIGINT to the process."""
         self.server.signal([self.pid], signal.SIGINT)
@@ -237,26 +233,18 @@ class Sandbox:
         """
         with contextlib.ExitStack() as unless_ready:
             unless_ready.callback(self.close)
-            self._make_sure_it_has_all()
+            try:
+                self.warm()
+                problem = self._look_from_a_cell()
+            except (MachineFailure, OSError) as error:
+                first, *other_lines = str(error).splitlines() or [""]
+                # The last line has the exception's own message.
+                problem = " … ".join([first, *other_lines[-1:]])
+            if problem:
+                raise SandboxUnavailable(problem)
             unless_ready.pop_all()
 
-    def _make_sure_it_has_all(self) -> None:
-        try:
-            self.warm()
-            problems = self._look_from_a_cell()
-        except (MachineFailure, OSError) as error:
-            first, *other_lines = str(error).splitlines() or [""]
-            # The last line has the exception's own message.
-            raise SandboxUnavailable(" … ".join([first, *other_lines[-1:]])) from None
-        if hidden := problems.get("hidden"):
-            raise SandboxUnavailable(
-                f"The sandbox's user may not read these files: {', '.join(map(str, hidden))}. "
-                "Run chmod -R o+rX on the course's folder, its virtual environment and its Python.",
-            )
-        if problem := problems.get("home"):
-            raise SandboxUnavailable(f"Nothing can be written in the sandbox: {problem}")
-
-    def _look_from_a_cell(self) -> dict[str, Any]:
+    def _look_from_a_cell(self) -> str:
         ours, child_end = socket.socketpair()
         with ours:
             with child_end:
@@ -264,7 +252,7 @@ class Sandbox:
             with cell:
                 ours.settimeout(_START_SECONDS)
                 try:
-                    return dict(receive(ours))  # trusted, because no student code has run here
+                    return str(receive(ours))  # trusted, because no student code has run here
                 except (OSError, ValueError, EOFError):
                     raise self.broken("A cell of the sandbox did not start") from None
 
@@ -290,7 +278,7 @@ class Sandbox:
             MachineFailure: its code cannot have caused this end, or nobody knows how it ended.
 
         """
-        status = cell.status()
+        status = cell.server.exit_status(cell.pid)
         until = time.monotonic() + _END_SECONDS
         while status is None:
             # A process that closed its end may still run, or its end is not reported yet.
@@ -299,7 +287,7 @@ class Sandbox:
                 raise self.broken("The sandbox does not answer: it has ended or is paused")
             if running:
                 return "it closed its connection to the grader"
-            status = cell.status(wait=0.1)
+            status = cell.server.exit_status(cell.pid, wait=0.1)
         if over := self.over_memory():
             return over
         if status == STOPPED:

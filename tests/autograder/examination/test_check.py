@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autograder.errors import SandboxUnavailable
-from autograder.examination.budget import OutOfTime
-from autograder.examination.case import OverMemory, SubmissionError
+from autograder.examination.budget import OutOfTime, SubmissionError
+from autograder.examination.case import OverMemory
 from autograder.examination.submission import MEMORY, TIME, examine
 from autograder.examination.verdict import for_the_student, limits_of, notes_on
 from autograder.sandbox.sandbox import MachineFailure

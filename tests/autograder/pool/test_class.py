@@ -131,7 +131,7 @@ def test_a_verdict_says_what_it_is_about(course: Course) -> None:
     secret = course.root / "grading" / "seeds" / ASSIGNMENT
     assert secret.stat().st_mode & 0o777 == 0o600
     (check,) = (c for c in Verdict.read(verdicts["sum"][0]).checks if c.score < c.max_score)
-    assert check.trace["world_size"] >= 2 and min(check.trace["bytes_sent"]) > 0
+    assert check.trace["world_size"] >= 2 and check.trace["events"]
 
 
 def test_plain_nbgrader_autograde_gives_the_same_grades(course: Course) -> None:

@@ -26,7 +26,6 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if path.name.startswith("sgd-to-ddp"):
             for name in ("cgroup.procs", "memory.max", "memory.swap.max", "pids.max"):
                 (path / name).touch()
-            (path / "memory.events").write_text("low 0\noom 7\noom_kill 9\n")
             (path / "memory.events.local").write_text("low 0\noom 3\noom_kill 9\n")
 
     monkeypatch.setattr(Path, "mkdir", with_its_files)
@@ -43,8 +42,6 @@ def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
     assert (group.path / "cgroup.procs").read_text() == "42"
     # Nine of its processes were killed for want of memory, and three times its own limit was met.
     assert group.times_over() == 3
-    (group.path / "memory.events.local").unlink()  # before Linux 5.2
-    assert group.times_over() == 7
 
 
 def test_where_none_may_be_made_nothing_is_left(tmp_path: Path) -> None:
