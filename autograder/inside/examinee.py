@@ -13,7 +13,6 @@ autograder.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import io
@@ -31,22 +30,17 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from autograder.inside import cell, handover, scratch
 from autograder.inside.fabric_client import FabricClient, FabricStopped
 from course_lib.learner.no_display import without_display
+from course_lib.limits import MAX_TEXT
 from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
-from course_lib.ranks.for_graders import (
-    NEEDED,
-    collapse,
-    lone_rank,
-    redirect_output,
-    serve,
-)
+from course_lib.ranks.for_graders import NEEDED, collapse, lone_rank, redirect_output, serve
 from course_lib.ranks.wire import decode, encode, receive, send
 
-MAX_TEXT = 64 * 1024
 MAX_TOUCHED = 100
 _REPORTERS = (
     ("course_lib.checking", "on_ranks"),
@@ -101,16 +95,9 @@ def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
 
 
 def _shell() -> InteractiveShell:
-    shell = InteractiveShell.instance()
-    if (history := shell.history_manager) is not None:
-        history.enabled = False
-
-        def keep(number: int, source: str, raw: str | None = None) -> None:
-            history.input_hist_parsed.append(source)
-            history.input_hist_raw.append(source if raw is None else raw)
-
-        # IPython's own history starts a thread, but a cell may have reached the limit of threads.
-        history.store_inputs = keep
+    # IPython's history would start a thread, but a cell may have reached the limit of threads.
+    without_history = Config({"HistoryManager": {"enabled": False}})
+    shell = InteractiveShell.instance(config=without_history)
     # The error is reported separately from the output.
     shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
     without_display(shell)
@@ -304,7 +291,7 @@ def main() -> None:
     forker = cell.Forker()
     scratch.keep_still()
     pr_set_dumpable = 4
-    ctypes.CDLL(None).prctl(pr_set_dumpable, 0)
+    scratch.call("prctl", pr_set_dumpable, 0)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     # Children look for this file's functions under the module's name, not under __main__.

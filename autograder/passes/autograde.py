@@ -86,8 +86,7 @@ class Examine(NbGraderPreprocessor):
         "tenth of the wall-clock time always counts.",
     ).tag(config=True)
     memory_gib = Float(
-        Settings.memory_gib,
-        help="Memory that a submission's processes may hold together, in GiB.",
+        Settings.memory_gib, help="Memory that a submission's processes may hold together, in GiB."
     ).tag(config=True)
     on = Enum(
         ("", "cpu", "gpu"),

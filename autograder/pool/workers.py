@@ -14,11 +14,9 @@ verdict. So whoever reads a verdict finds the notebook, too.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -41,6 +39,7 @@ from autograder.sandbox.mounts import beside_packages
 from autograder.sandbox.sandbox import MachineFailure
 from course_lib.checking.cases import AuthorError
 from course_lib.ranks.explain.failure import exit_reason
+from course_lib.ranks.for_graders import die_with_parent
 
 ATTEMPTS = 3
 """Number of attempts to examine a submission if the machine fails."""
@@ -52,7 +51,6 @@ In this time it starts Python and the sandbox, runs the self-test, and judges.
 PAUSE_SECONDS = 1.0
 """Seconds to wait before another attempt to start a worker; other workers may free memory."""
 MACHINE, AUTHOR = "the machine failed", "the check is broken"
-_PR_SET_PDEATHSIG = 1
 _OF_THE_MACHINE = (MachineFailure, SandboxUnavailable, OSError, MemoryError)
 
 
@@ -130,10 +128,7 @@ class _Pool:
     """
 
     def __init__(
-        self,
-        paths: Sequence[str],
-        start: Callable[[], _Worker],
-        tell: Callable[[Outcome], None],
+        self, paths: Sequence[str], start: Callable[[], _Worker], tell: Callable[[Outcome], None]
     ) -> None:
         self.outcomes: dict[str, Outcome] = {}
         self._waiting = deque(paths)
@@ -323,19 +318,10 @@ def _words(*errors: BaseException | None) -> str:
     return ": ".join(str(error) or type(error).__name__ for error in errors if error)[-2000:]
 
 
-def _end_with_parent() -> None:
-    """Make the kernel end this process when its parent is killed."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent was killed just before
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def main() -> None:
     """Grade the notebooks on standard input; the first argument is `_Worker`'s job, as JSON."""
     sink, course, name, settings = json.loads(sys.argv[1])
-    _end_with_parent()
+    die_with_parent(os.getppid())
     os.dup2(2, 1)  # a check may print, and its output must not look like an answer
     folders = Folders.at(Path(course))
     settings = Settings(**settings)

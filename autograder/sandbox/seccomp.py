@@ -150,11 +150,7 @@ class UnknownArchitecture(RuntimeError):
 
 
 def seccomp_filter(
-    machine: str | None = None,
-    *,
-    namespaces: bool = False,
-    locks: bool = False,
-    tcp: bool = False,
+    machine: str | None = None, *, namespaces: bool = False, locks: bool = False, tcp: bool = False
 ) -> bytes:
     """Return the filter in the kernel's format, with 8 bytes per instruction.
 

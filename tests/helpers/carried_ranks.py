@@ -57,10 +57,7 @@ def on_rank(path: str, world_size: int, rank: int, fn: Callable[..., Any], *args
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(path)
         channel.sendall(bytes([rank]))
-        with (
-            contextlib.suppress(FabricStopped),
-            lone_rank(FabricClient(channel), rank, world_size),
-        ):
+        with contextlib.suppress(FabricStopped), lone_rank(FabricClient(channel), rank, world_size):
             send(channel, ("ready", None))
             receive(channel)
             ending: Any = "output", encode(None)

@@ -83,12 +83,7 @@ def sends(place: Sandbox, part: str, number: int) -> None:
         os.kill(processes(place._process.pid)[part][-1], number)
 
 
-MOMENTS = {
-    "before the first cell": 0.0,
-    "in a cell": 0.2,
-    "in case 1": 0.25,
-    "in case 2": 0.5,
-}
+MOMENTS = {"before the first cell": 0.0, "in a cell": 0.2, "in case 1": 0.25, "in case 2": 0.5}
 
 
 KILLS = [(part, moment) for part in ("bubblewrap", "init", "server", "cells") for moment in MOMENTS]

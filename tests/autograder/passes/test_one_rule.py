@@ -145,8 +145,7 @@ QUICK = {"magics of a kernel; all in one, stubs left"}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.large) for n in CHANGES],
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.large) for n in CHANGES]
 )
 def test_both_give_the_same_points(course: Path, name: str) -> None:
     change, full = CHANGES[name]

@@ -23,12 +23,7 @@ from autograder.passes.self_test import SelfTest
 from autograder.pool import workers
 from autograder.pool.workers import Outcome
 from tests.helpers.course_folders import needs_sources
-from tests.helpers.whole_class import (
-    TASKS,
-    Course,
-    booked,
-    unexpected,
-)
+from tests.helpers.whole_class import TASKS, Course, booked, unexpected
 
 pytestmark = [
     needs_sources,
