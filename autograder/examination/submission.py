@@ -120,33 +120,33 @@ class Submission:
             budget = self.exploration
         elif exploring:
             seconds = min(seconds, BRIEFLY)
-        interrupted = ""
         try:
-            deadline = budget.of(seconds)
-            request: dict[str, Plain] = {"source": source, "number": number}
-            try:
-                answer = self._outcome_in(self._ask("run", request, budget, deadline))
-            except _TookTooLong as late:
-                answer = self._interrupt(late)
-                interrupted = f"the cell {late}, so it was interrupted"
+            outcome = self._run(source, number, budget, seconds)
         except OutOfTime as ended:
-            self._stopped.append((number, source, str(ended)))
-            return CellOutcome(error=str(ended), limit=TIME)
+            outcome = CellOutcome(error=str(ended), limit=TIME)
         except _NotebookEnded as ended:
-            self._stopped.append((number, source, f"the cell {ended}"))
-            return CellOutcome(error=f"the cell {ended}", limit=ended.limit)
-        printed = _text(answer.get("stdout")), _text(answer.get("stderr"))
-        if interrupted:
-            self._stopped.append((number, source, interrupted))
-            return CellOutcome(*printed, error=interrupted, limit=TIME)
-        self._cells.append((number, source))
-        error, trace = "", ""
-        if isinstance(failure := answer.get("error"), dict):
-            self._sandbox.make_sure()
-            error = f"{_text(failure.get('kind'))}: {_text(failure.get('message'))}"
-            trace = _text(failure.get("trace"))
-            self._stopped.append((number, source, error))
-        return CellOutcome(*printed, error, trace)
+            outcome = CellOutcome(error=f"the cell {ended}", limit=ended.limit)
+        if outcome.error:
+            self._stopped.append((number, source, outcome.error))
+        return outcome
+
+    def _run(self, source: str, number: int, budget: Budget, seconds: float) -> CellOutcome:
+        deadline, error, trace, limit = budget.of(seconds), "", "", ""
+        try:
+            request: dict[str, Plain] = {"source": source, "number": number}
+            answer = self._outcome_in(self._ask("run", request, budget, deadline))
+        except _TookTooLong as late:
+            answer = self._interrupt(late)
+            error, limit = f"the cell {late}, so it was interrupted", TIME
+        else:
+            self._cells.append((number, source))
+            if isinstance(failure := answer.get("error"), dict):
+                self._sandbox.make_sure()
+                error = f"{_text(failure.get('kind'))}: {_text(failure.get('message'))}"
+                trace = _text(failure.get("trace"))
+        return CellOutcome(
+            _text(answer.get("stdout")), _text(answer.get("stderr")), error, trace, limit
+        )
 
     def _interrupt(self, late: _TookTooLong) -> dict[Any, Any]:
         """Interrupt the cell that runs, as Jupyter does; what earlier cells defined is kept.
@@ -162,11 +162,10 @@ class Submission:
         try:
             with self.budget:
                 return self._outcome_in(channel.ask(self.budget.of(INTERRUPT_SECONDS), self._look))
-        except (TimeoutError, WireError, EOFError, OutOfTime):
+        except BaseException as error:
             self._end_notebook()
-            raise late from None
-        except BaseException:
-            self._end_notebook()
+            if isinstance(error, TimeoutError | WireError | EOFError | OutOfTime):
+                raise late from None
             raise
 
     def _outcome_in(self, message: Message) -> dict[Any, Any]:

@@ -62,16 +62,9 @@ _END_SECONDS = 10.0
 
 STOPPED = -signal.SIGSYS
 """Exit status of a process that killed or stopped itself, or used a different ABI of the kernel."""
-_CRASHES = frozenset(
-    {
-        signal.SIGSEGV,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGTRAP,
-        signal.SIGABRT,
-        signal.SIGSYS,
-    }
+_CRASHES = (
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+    *(signal.SIGTRAP, signal.SIGABRT, signal.SIGSYS),
 )
 """Signals that a program's own fault causes. They end even process 1 of a pid namespace."""
 

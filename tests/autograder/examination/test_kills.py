@@ -20,7 +20,7 @@ from autograder.examination import budget as budget_module
 from autograder.examination.submission import Submission
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
 from course_lib.checking import CheckReport, run_check
-from tests.autograder.examination.test_submission import check
+from tests.autograder.examination.test_handed_in import total
 from tests.helpers.sandbox_processes import processes
 
 HELPER = "import torch.distributed as dist\nimport time"
@@ -62,7 +62,7 @@ def examine(
             happens(f"in case {count}")
             return run(*arguments)  # type: ignore[arg-type]
 
-        report = run_check("t/total", check(1, 2), runs, seed="s")  # type: ignore[arg-type]
+        report = run_check("t/total", total("total", 20, 1, 2), runs, seed="s")  # type: ignore[arg-type]
         submission.check_alive()
     return report
 

@@ -24,21 +24,21 @@ from tests.helpers import ROOT
 from tests.helpers.course_folders import SOURCES, needs_sources
 
 
-@pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/var/tmp", "/dev"])
-def test_a_python_that_is_the_folder_of_everybody_is_refused(
-    folder: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("prefix", "reason"),
+    [
+        *(
+            (path, "student code would see these")
+            for path in ("/tmp", "/dev/shm", "/var/tmp", "/dev")
+        ),
+        (str(ROOT), "are one folder"),  # the sandbox would show instructor/
+    ],
+)
+def test_a_python_in_the_folder_of_everybody_or_of_the_course_is_refused(
+    prefix: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "prefix", folder)
-    with pytest.raises(SandboxUnavailable, match="student code would see these"):
-        python_mounts()
-
-
-def test_a_course_in_its_own_virtual_environment_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The sandbox would show instructor/."""
-    monkeypatch.setattr(sys, "prefix", str(ROOT))
-    with pytest.raises(SandboxUnavailable, match="are one folder"):
+    monkeypatch.setattr(sys, "prefix", prefix)
+    with pytest.raises(SandboxUnavailable, match=reason):
         python_mounts()
 
 

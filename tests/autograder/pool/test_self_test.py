@@ -69,26 +69,6 @@ def new_sandbox() -> Iterator[None]:
     close()
 
 
-def graded(course: Course, *names: str) -> dict[str, Outcome]:
-    """Grade some of the class as a worker does; return their outcomes."""
-    folders = Folders.at(course.root)
-    test = self_test.SelfTest(folders.source / ASSIGNMENT, folders.release / ASSIGNMENT, Settings())
-    paths = {n: folders.submitted / n / ASSIGNMENT / f"{ASSIGNMENT}.ipynb" for n in names}
-    return {n: workers.grade(folders, path, Settings(), test) for n, path in paths.items()}
-
-
-def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Break this machine: every case ends like a student's program that fails."""
-
-    def runner(self: Submission, *_: object, **__: object) -> Callable[..., Any]:
-        def run(*_: object) -> Any:
-            raise RanksError("Rank 0 raised ImportError: there is no Python here")
-
-        return run
-
-    monkeypatch.setattr(Submission, "runner", runner)
-
-
 # A worker ---------------------------------------------------------------------------------------
 
 
@@ -241,7 +221,9 @@ def test_a_check_that_is_broken(
     checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     broken = f"CHECKS = {{name: replace(check, {code}) for name, check in CHECKS.items()}}\n"
     checks.write_text(checks.read_text() + broken)
-    (outcome,) = graded(course, "sum").values()
+    folders = Folders.at(course.root)
+    test = self_test.SelfTest(folders.source / ASSIGNMENT, folders.release / ASSIGNMENT, Settings())
+    outcome = workers.grade(folders, paths_of(course)[1], Settings(), test)
     assert outcome.fault == fault and message in outcome.failed, outcome
     assert not course.verdicts()
 
@@ -255,8 +237,12 @@ def test_plain_nbgrader_books_nothing_either(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = NbGraderAPI(config=load_config(course.root))
-    with monkeypatch.context() as patch:
-        loses_everything(patch)
+
+    def run(*_: object) -> Any:
+        raise RanksError("Rank 0 raised ImportError: there is no Python here")
+
+    with monkeypatch.context() as patch:  # every case ends like a student's program that fails
+        patch.setattr(Submission, "runner", lambda *_, **__: run)
         outcome = api.autograde(ASSIGNMENT, "right")
     assert not outcome["success"] and "a right solution got " in outcome["log"], outcome
     points = [value for task, value in booked(course.root)["right"].items() if task in TASKS]

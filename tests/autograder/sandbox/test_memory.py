@@ -42,6 +42,10 @@ def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
     assert (group.path / "cgroup.procs").read_text() == "42"
     # Nine of its processes were killed for want of memory, and three times its own limit was met.
     assert group.times_over() == 3
+    for file in list(group.path.iterdir()):
+        file.unlink()  # a real group's files go with it
+    group.close()
+    assert not group.path.exists() and group.times_over() == 0
 
 
 def test_where_none_may_be_made_nothing_is_left(tmp_path: Path) -> None:
@@ -50,27 +54,6 @@ def test_where_none_may_be_made_nothing_is_left(tmp_path: Path) -> None:
     assert MemoryGroup.make(1000, 7, tmp_path, "/mine") is None
     assert MemoryGroup.make(1000, 7, tmp_path, "/no/such") is None
     assert {path.name for path in tmp_path.rglob("*/")} <= {"mine", "cgroup.controllers"}
-
-
-def test_a_group_is_removed_and_whoever_has_ended_is_not_added(
-    cgroups: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = MemoryGroup.make(1000, 7, cgroups, "/mine")
-    assert group is not None
-    write = Path.write_text
-
-    def gone(path: Path, text: str) -> int:
-        if path.name == "cgroup.procs" and text == "41":
-            raise ProcessLookupError  # as the kernel says it
-        return write(path, text)
-
-    monkeypatch.setattr(Path, "write_text", gone)
-    group.add([41, 42])
-    assert (group.path / "cgroup.procs").read_text() == "42"
-    for file in list(group.path.iterdir()):
-        file.unlink()  # a real group's files go with it
-    group.close()
-    assert not group.path.exists() and group.times_over() == 0
 
 
 def test_memory_that_processes_share_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
