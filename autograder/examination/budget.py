@@ -122,11 +122,11 @@ class Budget:
         message = f"{subject} used up its time limit of {self.settings.submission_seconds:g} s"
         if self.waited < 1:
             return message
-        took = self.used + self.waited
-        message += f"; by the clock it took {took:.0f} s, because it had to wait for a core"
-        if self.waited < self.used:
-            return message
-        return f"{message}. This machine was busy: grade this submission again, with fewer --jobs"
+        return (
+            f"{message}; by the clock it took {self.used + self.waited:.0f} s, because it had to "
+            "wait for a core. If it waited for most of this time, the machine was busy: grade this "
+            "submission again, with fewer --jobs"
+        )
 
     def until(self, moment: float) -> float:
         """Return the seconds that must still count before `used` reaches `moment`; 0 after that."""

@@ -65,7 +65,7 @@ class Rebuild(NbGraderPreprocessor):
                 continues with the others.
         """
         folders, path = _submission(self, resources)
-        return rebuilt(folders, path, nb), resources
+        return rebuilt(folders, path), resources
 
 
 class Examine(NbGraderPreprocessor):

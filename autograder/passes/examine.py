@@ -55,7 +55,7 @@ _TOO_LONG = (
 )
 
 
-def rebuilt(folders: Folders, path: Path, nb: NotebookNode | None = None) -> NotebookNode:
+def rebuilt(folders: Folders, path: Path) -> NotebookNode:
     """Return the released notebook with the sources of a submitted one.
 
     Any editor may have changed a submitted file: cells copied, deleted, renamed, tagged, or with a
@@ -66,7 +66,6 @@ def rebuilt(folders: Folders, path: Path, nb: NotebookNode | None = None) -> Not
     Args:
         folders: the course's folders.
         path: the submitted notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
-        nb: its content; by default it is read.
 
     Raises:
         FileNotFoundError: the assignment was not released.
@@ -78,8 +77,8 @@ def rebuilt(folders: Folders, path: Path, nb: NotebookNode | None = None) -> Not
             f"there is no released version at {released}: "
             f"run nbgrader generate_assignment {path.parent.name}"
         )
-    submitted = nbformat.read(path, as_version=4) if nb is None else nb
-    return rebuild(nbformat.read(released, as_version=4), submitted, pictures_in(path.parent))
+    handout, submitted = (nbformat.read(file, as_version=4) for file in (released, path))
+    return rebuild(handout, submitted, pictures_in(path.parent))
 
 
 def blank_verdict(nb: NotebookNode, folders: Folders, path: Path, settings: Settings) -> Verdict:
