@@ -339,9 +339,13 @@ class CaseRanks(Exchange):
             if not channel.wait_until_ready():
                 raise self._sandbox.broken(f"Rank {rank} did not start")
 
-    def _look(self, states: Sequence[RankState] = ()) -> None:
-        if over := self._sandbox.over_memory():
-            raise OverMemory(f"{over[0].upper()}{over[1:]}.", states or self.states())
+    def _over_memory(self, states: Sequence[RankState]) -> OverMemory | None:
+        over = self._sandbox.over_memory()
+        return OverMemory(f"{over[0].upper()}{over[1:]}.", states) if over else None
+
+    def _look(self) -> None:
+        if over := self._over_memory(self.states()):
+            raise over
 
     def blame(self, error: RanksError) -> RanksError:
         """Return the error of `run`, after confirming that the student's code caused it.
@@ -351,7 +355,6 @@ class CaseRanks(Exchange):
 
         Raises:
             MachineFailure: the student's code did not cause it.
-            OverMemory: a rank ended because the ranks took too much memory.
 
         """
         self._sandbox.make_sure()
@@ -361,7 +364,8 @@ class CaseRanks(Exchange):
             reasons = {rank: self._sandbox.why_ended(self._cells[rank]) for rank in self.hung_up}
         if not isinstance(error, Ended):
             return error
-        self._look(error.states)
+        if over := self._over_memory(error.states):
+            return over
         if status == -signal.SIGKILL:
             raise self._sandbox.broken("A rank was killed from outside, by signal SIGKILL")
         reason = reasons[error.rank] if status is None else exit_reason(status)

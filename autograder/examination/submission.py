@@ -97,7 +97,6 @@ class Submission:
         self._cells: list[tuple[int, str]] = []
         self._stopped: list[tuple[int, str, str]] = []
         self._notebook: tuple[Channel, Cell] | None = None
-        self._taken: dict[str, tuple[int, Taken]] = {}
         self._room = MAX_FUNCTIONS
 
     # The notebook --------------------------------------------------------------------------
@@ -264,24 +263,18 @@ class Submission:
             deadline = self.budget.of(check.case_seconds(self.budget.settings.case_seconds))
             self._sandbox.watch_memory()
             with CaseRanks(self._sandbox, check, case, inputs, program, taken, on) as ranks:
+                ranks.start()
                 try:
-                    outputs = self._outputs(ranks, deadline)
+                    with self.budget:  # the student's clock runs only while the student's code runs
+                        outputs = ranks.run(deadline)
                 except RanksError as error:
-                    error.trace = ranks.trace
-                    raise
+                    blamed = ranks.blame(error)
+                    blamed.trace = ranks.trace
+                    raise blamed from None
                 network = case.network if on is None else None
                 return Observed(outputs, ranks.trace, network, ranks.touched)
 
         return run
-
-    def _outputs(self, ranks: CaseRanks, deadline: Deadline) -> list[Any]:
-        """Run a case; the student's clock runs only while the student's code runs."""
-        ranks.start()
-        try:
-            with self.budget:
-                return ranks.run(deadline)
-        except RanksError as error:
-            raise ranks.blame(error) from None
 
     def check_alive(self) -> None:
         """Make sure that the sandbox has not failed, even if its error was caught somewhere.
@@ -295,17 +288,8 @@ class Submission:
     def take(self, function: str) -> Taken:
         """Return the function as the notebook process hands it over, after the cells so far.
 
-        If it was not handed over, the error is returned, and a new attempt follows only after
-        another cell.
+        If it was not handed over, the error is returned.
         """
-        cells = len(self._cells)
-        taken = self._taken.get(function)
-        if taken is None or taken[0] != cells:
-            self._taken.pop(function, None)
-            taken = self._taken[function] = cells, self._asked_for(function)
-        return taken[1]
-
-    def _asked_for(self, function: str) -> Taken:
         try:
             deadline = self.budget.of(self.budget.settings.cell_seconds)
             answer = self._ask("take", function, self.budget, deadline)

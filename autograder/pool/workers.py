@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -105,13 +105,8 @@ def grade_all(
     jobs = min(jobs, len(names))
     pool = _Pool(names, lambda: _Worker(root, assignment, settings), tell)
     with ThreadPoolExecutor(max(1, jobs)) as threads:
-        working = []
         try:
-            for _ in range(jobs):
-                try:
-                    working.append(threads.submit(pool.work))
-                except RuntimeError:  # no new thread can be started, so this one does the work
-                    pool.work()
+            working = [threads.submit(pool.work) for _ in range(jobs)]
             for ended in as_completed(working):
                 ended.result()
         finally:
@@ -212,41 +207,35 @@ class _Worker:
     def __init__(self, root: Path, assignment: str, settings: Settings) -> None:
         with contextlib.ExitStack() as resources:
             self._log = resources.enter_context(tempfile.TemporaryFile())
-            answers, sink = os.pipe()
-            resources.callback(os.close, sink)
-            # Unbuffered, because `answer` waits on the descriptor and would miss a buffered line.
-            self._answers = resources.enter_context(os.fdopen(answers, "rb", buffering=0))
-            job = [sink, str(root), assignment, asdict(settings)]
+            self._channel, worker_end = map(resources.enter_context, socket.socketpair())
+            job = [worker_end.fileno(), str(root), assignment, asdict(settings)]
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autograder.pool.workers", json.dumps(job)],
                 env=_environment(),
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=self._log,  # a sitecustomize module may print before our first line runs
                 stderr=self._log,
-                pass_fds=[sink],
+                pass_fds=[worker_end.fileno()],
                 start_new_session=True,  # this process handles Ctrl-C
             )
             resources.pop_all()  # `close` closes them
-        os.close(sink)
+        worker_end.close()
         # At least as long as a submission's own limit allows.
-        self._patience = START_SECONDS + 2 * PATIENCE * settings.submission_seconds
+        self._channel.settimeout(START_SECONDS + 2 * PATIENCE * settings.submission_seconds)
+        self._lines = self._channel.makefile("rwb", buffering=0)
 
     def answer(self, path: str = "") -> Outcome:
         """Grade a submission; without a path, return the first answer, that of the self-test."""
-        assert self.process.stdin is not None
-        if path:
-            with contextlib.suppress(BrokenPipeError):  # it has ended: reading shows this
-                self.process.stdin.write(json.dumps(path).encode() + b"\n")
-                self.process.stdin.flush()
         reason = "the worker process gave no answer within its time limit"
-        poll = select.poll()
-        poll.register(self._answers, select.POLLIN)
-        if poll.poll(1000 * self._patience):
-            try:
-                return Outcome(**json.loads(self._answers.readline()))
-            except ValueError:  # it ended, perhaps within a line
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    reason = f"the worker process ended: {exit_reason(self.process.wait(5))}"
+        try:
+            if path:
+                self._lines.write(json.dumps(path).encode() + b"\n")
+            return Outcome(**json.loads(self._lines.readline()))
+        except TimeoutError:
+            pass
+        except (OSError, ValueError):  # it ended, perhaps within a line
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                reason = f"the worker process ended: {exit_reason(self.process.wait(5))}"
         self._log.seek(max(0, self._log.seek(0, 2) - 1000))
         output = self._log.read().decode(errors="replace").strip()
         return Outcome(path, failed=f"{reason}. {output}".strip(), fault=MACHINE)
@@ -254,10 +243,8 @@ class _Worker:
     def close(self) -> None:
         """End the worker and its sandbox. May be repeated."""
         self.process.kill()
-        for stream in (self.process.stdin, self._answers, self._log):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        for resource in (self._lines, self._channel, self._log):
+            resource.close()
         self.process.wait()
 
 
@@ -319,21 +306,20 @@ def _words(*errors: BaseException | None) -> str:
 
 
 def main() -> None:
-    """Grade the notebooks on standard input; the first argument is `_Worker`'s job, as JSON."""
-    sink, course, name, settings = json.loads(sys.argv[1])
+    """Grade the notebooks whose paths come in; the first argument is `_Worker`'s job, as JSON."""
+    channel, course, name, settings = json.loads(sys.argv[1])
     die_with_parent(os.getppid())
-    os.dup2(2, 1)  # a check may print, and its output must not look like an answer
-    folders = Folders.at(Path(course))
-    settings = Settings(**settings)
+    os.dup2(2, 1)  # a check may print
+    folders, settings = Folders.at(Path(course)), Settings(**settings)
     test = SelfTest(folders.source / name, folders.release / name, settings)
-    with os.fdopen(sink, "w", buffering=1) as answers:
+    lines = socket.socket(fileno=channel).makefile("rw")
 
-        def say(answer: Outcome) -> None:
-            answers.write(json.dumps(asdict(answer)) + "\n")
+    def say(answer: Outcome) -> None:
+        print(json.dumps(asdict(answer)), file=lines, flush=True)
 
-        say(ready := outcome_of("", test.run))
-        for line in sys.stdin if not ready.failed else ():
-            say(grade(folders, Path(json.loads(line)), settings, test))
+    say(ready := outcome_of("", test.run))
+    for line in lines if not ready.failed else ():
+        say(grade(folders, Path(json.loads(line)), settings, test))
 
 
 if __name__ == "__main__":

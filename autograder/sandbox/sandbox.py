@@ -30,7 +30,7 @@ import psutil
 
 from autograder.errors import CommandFailed, SandboxUnavailable
 from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess
-from autograder.sandbox.cores import Cores, cores_of, own_wait
+from autograder.sandbox.cores import Cores, cores_of
 from autograder.sandbox.memory import (
     MemoryGroup,
     descendants,
@@ -332,7 +332,10 @@ class Sandbox:
         Our own process is included with its waiting time, because it carries the ranks' messages.
         """
         below = descendants(self._process.pid) if self._process is not None else ()
-        return {os.getpid(): Cores(0.0, own_wait()), **cores_of(below)}
+        times, ours = cores_of([os.getpid(), *below]), os.getpid()
+        if ours in times:
+            times[ours] = Cores(0.0, times[ours].waited)
+        return times
 
     def watch_memory(self) -> None:
         """Make `over_memory` and `make_sure` consider only events from now on."""

@@ -73,17 +73,19 @@ def new_sandbox() -> Iterator[None]:
 
 
 FAKE_WORKER = """
-import json, os, sys, time
-answers = open(int(sys.argv[1]), "w", buffering=1, closefd=False)
+import json, os, socket, sys, time
+lines = socket.socket(fileno=int(sys.argv[1])).makefile("rw")
+def say(text, end="\\n"):
+    print(text, end=end, file=lines, flush=True)
 failed = dict(path="", failed="x", fault="the machine failed")
 how = sys.argv[2]
 if how == "says nothing":
     time.sleep(600)
-print(json.dumps(failed if how == "does not start" else {"path": ""}), file=answers)
-for line in sys.stdin if how != "does not start" else ():
+say(json.dumps(failed if how == "does not start" else {"path": ""}))
+for line in lines if how != "does not start" else ():
     path = json.loads(line)
     if how == "dies in a line":
-        print('{"path": "', end="", file=answers, flush=True)
+        say('{"path": "', end="")
         sys.exit(3)
     if how == "is killed" and not os.path.exists(path + ".seen"):
         open(path + ".seen", "w").close()
@@ -91,7 +93,7 @@ for line in sys.stdin if how != "does not start" else ():
     if how == "takes long" and "/late/" not in path:
         time.sleep(600)
     right = "/late/" in path or how == "is killed"
-    print(json.dumps({**({} if right else failed), "path": path}), file=answers)
+    say(json.dumps({**({} if right else failed), "path": path}))
 """
 
 
