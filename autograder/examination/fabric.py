@@ -111,7 +111,6 @@ class ExaminersFabric:
         computes: for each rank, seconds → how often it may report a computation of that length.
             Other reports are not counted.
         answers: answers the ranks' questions; ``None``: ranks must not ask.
-        bounds: how much the ranks may ask for.
 
     Attributes:
         fabric: the fabric, with its clocks and events.
@@ -127,10 +126,9 @@ class ExaminersFabric:
         send: Callable[[int, str, Any], None],
         computes: Sequence[Mapping[float, int]] = (),
         answers: Answers | None = None,
-        bounds: Bounds | None = None,
     ) -> None:
         self.fabric = Fabric(world_size, network)
-        self.bounds = (bounds or Bounds()).shared_by(world_size)
+        self.bounds = Bounds().shared_by(world_size)
         self.failures: dict[int, str] = {}
         self._send = send
         self._computes = [Counter(rank_computes) for rank_computes in computes or [{}] * world_size]

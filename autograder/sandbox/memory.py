@@ -32,24 +32,20 @@ class MemoryGroup:
         self.path = path
 
     @classmethod
-    def make(
-        cls, limit: int, processes: int, root: Path = _GROUPS, group: str | None = None
-    ) -> MemoryGroup | None:
+    def make(cls, limit: int, processes: int) -> MemoryGroup | None:
         """Return a new group, or None if there is no cgroup v2 that this user may divide.
 
         Args:
             limit: bytes of memory, swap included.
             processes: largest number of processes.
-            root: where cgroup v2 is mounted.
-            group: the group of this process, from the root; by default, the kernel gives it.
 
         """
-        group = _own_group() if group is None else group
-        if group is None or not (root / "cgroup.controllers").exists():
+        group = _own_group()
+        if group is None or not (_GROUPS / "cgroup.controllers").exists():
             return None
-        group_path = root / group.lstrip("/")
+        group_path = _GROUPS / group.lstrip("/")
         # A group that has processes cannot have a child with controllers, but a sibling may.
-        for base in (group_path, group_path.parent) if group_path != root else (group_path,):
+        for base in (group_path, group_path.parent) if group_path != _GROUPS else (group_path,):
             path = base / f"sgd-to-ddp-{os.getpid()}-{next(_count)}"
             try:
                 with contextlib.suppress(OSError):
@@ -89,6 +85,7 @@ class MemoryGroup:
 
 
 def _own_group() -> str | None:
+    """Return the group of this process, from the root of cgroup v2."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from autograder.sandbox import memory
 from autograder.sandbox.cores import cores_of
 from autograder.sandbox.memory import MemoryGroup, descendants, exact_memory, held_memory
 
@@ -29,11 +30,13 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (path / "memory.events.local").write_text("low 0\noom 3\noom_kill 9\n")
 
     monkeypatch.setattr(Path, "mkdir", with_its_files)
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_own_group", lambda: "/mine")
     return tmp_path
 
 
 def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
-    group = MemoryGroup.make(1000, 7, cgroups, "/mine")
+    group = MemoryGroup.make(1000, 7)
     assert group is not None and group.path.parent == cgroups / "mine"
     assert (group.path / "memory.max").read_text() == "1000"
     assert (group.path / "pids.max").read_text() == "7"
@@ -48,11 +51,15 @@ def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
     assert not group.path.exists() and group.times_over() == 0
 
 
-def test_where_none_may_be_made_nothing_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", ["/mine", "/no/such"])
+def test_where_none_may_be_made_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
     (tmp_path / "cgroup.controllers").touch()
     (tmp_path / "mine").mkdir()  # without a kernel's files, as where version 2 has no controllers
-    assert MemoryGroup.make(1000, 7, tmp_path, "/mine") is None
-    assert MemoryGroup.make(1000, 7, tmp_path, "/no/such") is None
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_own_group", lambda: group)
+    assert MemoryGroup.make(1000, 7) is None
     assert {path.name for path in tmp_path.rglob("*/")} <= {"mine", "cgroup.controllers"}
 
 
