@@ -47,9 +47,10 @@ class Channel:
         self._error: WireError | None = None
         self._outgoing: list[memoryview] = []
 
-    def queue(self, kind: str, value: Any) -> None:
-        """Add a message to those that are to be sent."""
+    def send(self, kind: str, value: Any) -> None:
+        """Send a message as far as the socket accepts it now, and keep the rest."""
         self.queue_encoded(encode((kind, value)))
+        self.write()
 
     def queue_encoded(self, message: bytes) -> None:
         """Add a message that may be shared with other channels."""

@@ -38,14 +38,18 @@ STANDSTILL = 60.0
 """Seconds that the machine may stand still in one examination."""
 
 
-class OutOfTime(RanksError):
-    """The submission, or one check of it, has used up its time; nothing more is run."""
-
-    limit = "time"
+class SubmissionError(RanksError):
+    """The submission's own code prevented a case from being run at all."""
 
     @property
     def in_short(self) -> str:  # type: ignore[override]
         return self.summary
+
+
+class OutOfTime(SubmissionError):
+    """The submission, or one check of it, has used up its time; nothing more is run."""
+
+    limit = "time"
 
 
 class Budget:
@@ -118,11 +122,11 @@ class Budget:
         message = f"{subject} used up its time limit of {self.settings.submission_seconds:g} s"
         if self.waited < 1:
             return message
-        took = self.used + self.waited
-        message += f"; by the clock it took {took:.0f} s, because it had to wait for a core"
-        if self.waited < self.used:
-            return message
-        return f"{message}. This machine was busy: grade this submission again, with fewer --jobs"
+        return (
+            f"{message}; by the clock it took {self.used + self.waited:.0f} s, because it had to "
+            "wait for a core. If it waited for most of this time, the machine was busy: grade this "
+            "submission again, with fewer --jobs"
+        )
 
     def until(self, moment: float) -> float:
         """Return the seconds that must still count before `used` reaches `moment`; 0 after that."""

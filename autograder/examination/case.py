@@ -14,14 +14,14 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from autograder.examination._channel import Channel, wait_at_most
 from autograder.examination.budget import LOOK_EVERY, Deadline
-from autograder.examination.fabric import Answers, Bounds, ExaminersFabric, ProtocolError
+from autograder.examination.fabric import Bounds, ExaminersFabric, ProtocolError
 from autograder.sandbox.sandbox import Cell, Sandbox
-from course_lib.checking.cases import Case
+from course_lib.checking.cases import Case, Check
 from course_lib.limits import MAX_TEXT
 from course_lib.ranks.explain.errors import (
     MismatchError,
@@ -45,169 +45,10 @@ _LOOP = (
 _MAX_TOUCHED, _MAX_WORDS = 100, 600
 
 
-class SubmissionError(RanksError):
-    """The submission's own code prevented a case from being run at all."""
-
-    @property
-    def in_short(self) -> str:  # type: ignore[override]
-        return self.summary
-
-
 class OverMemory(RanksError):
     """The submission's processes together took more memory than they may."""
 
     limit = "memory"
-
-
-class CaseRanks:
-    """The ranks of one case, from fork to kill. A context manager.
-
-    Args:
-        sandbox: the sandbox in which they run.
-        case: the case of these ranks.
-        program: the check's program, packed.
-        function: the student's function, as the notebook process handed it over.
-        on: ``None``: each rank is a process in a cell of its own, and the fabric here carries its
-            messages. ``cpu`` or ``gpu``: they are real ranks in one cell, on gloo or on GPUs, which
-            are shared if there are fewer than ranks. They can see one another. That is no danger,
-            because only submissions that passed on the fabric run there.
-        computes: for each rank, seconds → how often its program may report computing that long.
-        answers: answers the ranks' questions; see `ExaminersFabric`.
-        only_on: the ranks that get the function; empty: all of them.
-
-    """
-
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        case: Case,
-        program: bytes,
-        function: bytes,
-        on: On | None = None,
-        computes: Sequence[Mapping[float, int]] = (),
-        answers: Answers | None = None,
-        only_on: Sequence[int] = (),
-    ) -> None:
-        k = case.world_size
-        self._sandbox = sandbox
-        full = encode(("work", {"program": program, "function": function}))
-        bare = encode(("work", {"program": program, "function": b""}))
-        self._work = [full if rank in (only_on or [rank]) else bare for rank in range(k)]
-        self._channels: list[Channel] = []
-        self._cells: list[Cell] = []
-        self._fabric: ExaminersFabric | None = None
-        case_name = "case" if on is None else f"case on {on.upper()} ranks"
-        if on is None:
-            self._fabric = ExaminersFabric(k, case.network, self._send, computes, answers)
-        with contextlib.ExitStack() as undo, contextlib.ExitStack() as child_ends:
-            undo.callback(self.__exit__)
-            ends = []
-            for _ in range(k):
-                ours, their_end = socket.socketpair()
-                ends.append(child_ends.enter_context(their_end).fileno())
-                self._channels.append(Channel(ours, Bounds().shared_by(k).message))
-            if on is None:
-                for rank, end in enumerate(ends):
-                    config = {"rank": rank, "world_size": k}
-                    run = "autograder.inside.examinee:serve_rank"
-                    self._cells.append(sandbox.cell(run, config, [end]))
-            else:
-                self._cells.append(self._node(k, ends, on))
-            undo.pop_all()
-        self._exchange = Exchange(self._channels, self._fabric, case_name)
-
-    def _node(self, world_size: int, ends: Sequence[int], on: On) -> Cell:
-        chosen = placement(world_size, on)
-        config = {
-            "backend": chosen.backend,
-            "devices": list(chosen.devices),
-            "environment": chosen.environment,
-        }
-        run = "autograder.inside.node:serve_node"
-        return self._sandbox.cell(run, config, ends, gpu=on == "gpu", own_ranks=True)
-
-    def _send(self, rank: int, kind: str, value: Any) -> None:
-        if self._channels[rank].socket.fileno() >= 0:
-            self._channels[rank].queue(kind, value)
-            self._channels[rank].write()
-
-    def __enter__(self) -> CaseRanks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for channel in self._channels:
-            channel.close()
-        self._sandbox.kill(self._cells)
-
-    @property
-    def trace(self) -> Trace | None:
-        """The messages of the ranks and their times, as the fabric here carried them."""
-        if self._fabric is None:
-            return None
-        return Trace(self._fabric.fabric.events, len(self._channels))
-
-    @property
-    def touched(self) -> list[str]:
-        """Sentences on the buffers that the ranks, by their own reports, used too early."""
-        return self._exchange.touched
-
-    def start(self, inputs: Sequence[Plain]) -> None:
-        """Give every rank its input, and wait until each is about to run the student's code.
-
-        Raises:
-            MachineFailure: a rank did not start.
-
-        """
-        for channel, work, rank_input in zip(self._channels, self._work, inputs, strict=True):
-            channel.queue_encoded(work)
-            channel.queue("input", rank_input)
-            channel.write()
-        for number, channel in enumerate(self._channels):
-            if not channel.wait_until_ready():
-                raise self._sandbox.broken(f"Rank {number} did not start")
-
-    def run(self, deadline: Deadline) -> list[Any]:
-        """Let the ranks go, and return their outputs in rank order.
-
-        Raises:
-            RanksError: not all ranks answered; the message says why. Call `blame` to confirm that
-                the student's code caused it.
-
-        """
-        return self._exchange.run(deadline, self._look)
-
-    def _look(self) -> None:
-        if over := self._sandbox.over_memory():
-            raise OverMemory(f"{over[0].upper()}{over[1:]}.", self._exchange.states())
-
-    def blame(self, error: RanksError) -> RanksError:
-        """Return the error of `run`, after confirming that the student's code caused it.
-
-        This takes a while if a rank has closed its connection but has not ended. The student's
-        clock does not run meanwhile.
-
-        Raises:
-            MachineFailure: the student's code did not cause it.
-
-        """
-        self._sandbox.make_sure()
-        status = error.status if isinstance(error, Ended) else None
-        # Also for another error: a rank that was ended from outside may have caused it.
-        reasons = {} if status is not None else {n: self._why(n) for n in self._exchange.hung_up}
-        if not isinstance(error, Ended):
-            return error
-        if over := self._sandbox.over_memory():
-            return OverMemory(f"{over[0].upper()}{over[1:]}.", error.states)
-        if status == -signal.SIGKILL:
-            raise self._sandbox.broken("A rank was killed from outside, by signal SIGKILL")
-        reason = reasons[error.rank] if status is None else exit_reason(status)
-        detail = "The other ranks were stopped." if len(self._channels) > 1 else ""
-        summary = f"Rank {error.rank}'s process ended: {reason}."
-        return RankError(summary, error.states, detail, rank=error.rank)
-
-    def _why(self, rank: int) -> str:
-        # Real ranks share one cell.
-        return self._sandbox.why_ended(self._cells[min(rank, len(self._cells) - 1)])
 
 
 class Ended(RankError):
@@ -224,10 +65,10 @@ class Ended(RankError):
 
 
 class Exchange:
-    """The channels of the ranks of one case.
+    """The messages of the ranks of one case, whoever runs them.
 
     Args:
-        channels: one per rank, in rank order.
+        channels: one per rank, in rank order; may still be empty.
         fabric: carries the ranks' communication; ``None`` for real ranks.
         case_name: what a case is called in a report of its time limit.
 
@@ -246,6 +87,13 @@ class Exchange:
         self._fabric = fabric
         self._case_name = case_name
         self._touched: dict[int, list[str]] = {}
+
+    @property
+    def trace(self) -> Trace | None:
+        """The messages of the ranks and their times, as the fabric here carried them."""
+        if self._fabric is None:
+            return None
+        return Trace(self._fabric.fabric.events, len(self._channels))
 
     @property
     def touched(self) -> list[str]:
@@ -271,22 +119,22 @@ class Exchange:
         ranks = range(len(self._channels))
         return [RankState(rank, endings.get(rank, "has not answered")) for rank in ranks]
 
-    def run(self, deadline: Deadline, look: Callable[[], object] = lambda: None) -> list[Any]:
+    def _look(self) -> None:
+        """Look after the ranks now and then while they run; an error ends the run."""
+
+    def run(self, deadline: Deadline) -> list[Any]:
         """Let the started ranks go, and return their answers in rank order.
 
-        Args:
-            deadline: when the ranks must have answered.
-            look: called now and then; it may raise an error, which ends the run.
-
         Raises:
-            RanksError: not all ranks answered; the message says why.
+            RanksError: not all ranks answered before `deadline`; the message says why. In the
+                sandbox, call `blame` to confirm that the student's code caused it.
 
         """
         stuck: RanksError | None = None
         looked = time.monotonic()
         with selectors.DefaultSelector() as selector:
             for rank, channel in enumerate(self._channels):
-                channel.queue("go", None)
+                channel.send("go", None)
                 selector.register(channel.socket, channel.events, rank)
                 self._serve(rank)  # what came with its sign of readiness
             while not self._all_over:
@@ -309,7 +157,7 @@ class Exchange:
                         selector.modify(key.fileobj, channel.events, key.data)
                 if time.monotonic() - looked > LOOK_EVERY:
                     looked = time.monotonic()
-                    look()
+                    self._look()
         if stuck is None and self._all_over:
             stuck = self._settle()  # all may have answered before the first look at the fabric
         return self._outcome(stuck, deadline.seconds)
@@ -357,7 +205,9 @@ class Exchange:
                 if not self._is_over(rank):
                     self._handle(rank, kind, value)
             if self._fabric is not None:
-                self._fabric.bounds.expect("held", channel.held + self._fabric.held(rank))
+                held = channel.held + self._fabric.held(rank)
+                excess = "with its next message it would have {:,} bytes under way at once"
+                self._fabric.bounds.expect("held", held, excess)
         except ProtocolError as error:
             channel.close()
             assert self._fabric is not None
@@ -398,6 +248,130 @@ class Exchange:
         states = self.states()
         states[rank] = RankState(rank, "process ended", states[rank].where)
         return Ended(rank, status, states)
+
+
+class CaseRanks(Exchange):
+    """The ranks of one case in the sandbox, from fork to kill. A context manager.
+
+    Args:
+        sandbox: the sandbox in which they run.
+        check: the check.
+        case: the case of these ranks.
+        inputs: the input of each rank; what the check withholds stays outside the sandbox.
+        program: the check's program, packed.
+        function: the student's function, as the notebook process handed it over.
+        on: ``None``: each rank is a process in a cell of its own, and the fabric here carries its
+            messages. ``cpu`` or ``gpu``: they are real ranks in one cell, on gloo or on GPUs, which
+            are shared if there are fewer than ranks. They can see one another. That is no danger,
+            because only submissions that passed on the fabric run there.
+
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        check: Check,
+        case: Case,
+        inputs: Sequence[Plain],
+        program: bytes,
+        function: bytes,
+        on: On | None = None,
+    ) -> None:
+        k, channels, fabric, answers = case.world_size, list[Channel](), None, check.answers
+        if on is None:
+            fabric = ExaminersFabric(
+                k,
+                case.network,
+                lambda rank, kind, value: channels[rank].send(kind, value),
+                check.computes(case, inputs) if check.computes else (),
+                answers and (lambda rank, question: answers(inputs[rank], question)),
+            )
+        super().__init__(channels, fabric, "case" if on is None else f"case on {on.upper()} ranks")
+        self._sandbox, self._check, self._inputs = sandbox, check, inputs
+        self._program, self._function = program, function
+        self._cells: list[Cell] = []
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as child_ends:
+            undo.callback(self.__exit__)
+            ends = []
+            for _ in range(k):
+                ours, their_end = socket.socketpair()
+                ends.append(child_ends.enter_context(their_end).fileno())
+                channels.append(Channel(ours, Bounds().shared_by(k).message))
+            if on is None:
+                run = "autograder.inside.examinee:serve_rank"
+                for rank, end in enumerate(ends):
+                    cell = sandbox.cell(run, {"rank": rank, "world_size": k}, [end])
+                    self._cells.append(cell)
+            else:
+                chosen = placement(k, on)
+                config = {
+                    "backend": chosen.backend,
+                    "devices": list(chosen.devices),
+                    "environment": chosen.environment,
+                }
+                run = "autograder.inside.node:serve_node"
+                node = sandbox.cell(run, config, ends, gpu=on == "gpu", own_ranks=True)
+                self._cells = [node] * k
+            undo.pop_all()
+
+    def __enter__(self) -> CaseRanks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for channel in self._channels:
+            channel.close()
+        self._sandbox.kill(self._cells)
+
+    def start(self) -> None:
+        """Give every rank its input, and wait until each is about to run the student's code.
+
+        Raises:
+            MachineFailure: a rank did not start.
+
+        """
+        # Encoded once, because a function may be large.
+        full = encode(("work", {"program": self._program, "function": self._function}))
+        bare = encode(("work", {"program": self._program, "function": b""}))
+        for rank, channel in enumerate(self._channels):
+            channel.queue_encoded(full if rank in (self._check.only_on or [rank]) else bare)
+            channel.send("input", self._check.for_the_rank(self._inputs[rank]))
+        for rank, channel in enumerate(self._channels):
+            if not channel.wait_until_ready():
+                raise self._sandbox.broken(f"Rank {rank} did not start")
+
+    def _over_memory(self, states: Sequence[RankState]) -> OverMemory | None:
+        over = self._sandbox.over_memory()
+        return OverMemory(f"{over[0].upper()}{over[1:]}.", states) if over else None
+
+    def _look(self) -> None:
+        if over := self._over_memory(self.states()):
+            raise over
+
+    def blame(self, error: RanksError) -> RanksError:
+        """Return the error of `run`, after confirming that the student's code caused it.
+
+        This takes a while if a rank has closed its connection but has not ended. The student's
+        clock does not run meanwhile.
+
+        Raises:
+            MachineFailure: the student's code did not cause it.
+
+        """
+        self._sandbox.make_sure()
+        status = error.status if isinstance(error, Ended) else None
+        reasons = {}
+        if status is None:  # also for another error: a rank's end from outside may have caused it
+            reasons = {rank: self._sandbox.why_ended(self._cells[rank]) for rank in self.hung_up}
+        if not isinstance(error, Ended):
+            return error
+        if over := self._over_memory(error.states):
+            return over
+        if status == -signal.SIGKILL:
+            raise self._sandbox.broken("A rank was killed from outside, by signal SIGKILL")
+        reason = reasons[error.rank] if status is None else exit_reason(status)
+        detail = "The other ranks were stopped." if len(self._channels) > 1 else ""
+        summary = f"Rank {error.rank}'s process ended: {reason}."
+        return RankError(summary, error.states, detail, rank=error.rank)
 
 
 def _failure(report: dict[Any, Any]) -> Failure:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ Answers = Callable[[int, Any], tuple[Any, float]]
 _ENDED = (Phase.FINISHED, Phase.RAISED)
 _MAX_TENSORS = 1024
 _MAX_LINES = 20
+_MAX_TEXT = 256
+"""Characters of a name and of a line of code; of a longer one, the end is kept."""
 _OVERHEAD = 512
 """Bytes that an operation takes besides its tensors."""
 
@@ -51,7 +53,7 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of a case. All except `text` are shared equally by its ranks.
+    """The limits of a case, which its ranks share equally.
 
     They are far above what the course's own solutions need; the largest need of a solution is in
     brackets.
@@ -63,7 +65,6 @@ class Bounds:
         open: operations that a rank has posted and whose end it has not seen yet (28).
         operations: operations in the whole case (601 of one rank).
         requests: messages that the ranks send (1,212 of one rank).
-        text: characters of a name and of a line of code; of a longer one, the end is kept.
 
     """
 
@@ -72,29 +73,16 @@ class Bounds:
     open: int = 4096
     operations: int = 20_000
     requests: int = 100_000
-    text: int = 256
 
     def shared_by(self, world_size: int) -> Bounds:
         """Return the limits of each rank when `world_size` ranks share these."""
-        names = ("message", "held", "open", "operations", "requests")
-        shares = {name: max(1, getattr(self, name) // world_size) for name in names}
-        return Bounds(**shares, text=self.text)
+        return Bounds(*(max(1, limit // world_size) for limit in astuple(self)))
 
-    def expect(self, limit_name: str, number: int) -> None:
-        """Raise `ProtocolError` if `number` is above the limit named `what`."""
+    def expect(self, limit_name: str, number: int, excess: str) -> None:
+        """Raise `ProtocolError` if `number` is above a limit; `excess` says in words what it is."""
         limit: int = getattr(self, limit_name)
         if number > limit:
-            raise ProtocolError(
-                f"{_TOO_MANY[limit_name].format(number)}; the limit for a rank is {limit:,}"
-            )
-
-
-_TOO_MANY = {
-    "held": "with its next message it would have {:,} bytes under way at once",
-    "open": "with its next operation it would have {:,} operations that it has not waited for",
-    "operations": "with its next operation it would have started {:,} operations",
-    "requests": "with its next request it would have sent {:,} requests to the network",
-}
+            raise ProtocolError(f"{excess.format(number)}; the limit for a rank is {limit:,}")
 
 
 @dataclass
@@ -123,7 +111,6 @@ class ExaminersFabric:
         computes: for each rank, seconds → how often it may report a computation of that length.
             Other reports are not counted.
         answers: answers the ranks' questions; ``None``: ranks must not ask.
-        bounds: how much the ranks may ask for.
 
     Attributes:
         fabric: the fabric, with its clocks and events.
@@ -139,10 +126,9 @@ class ExaminersFabric:
         send: Callable[[int, str, Any], None],
         computes: Sequence[Mapping[float, int]] = (),
         answers: Answers | None = None,
-        bounds: Bounds | None = None,
     ) -> None:
         self.fabric = Fabric(world_size, network)
-        self.bounds = (bounds or Bounds()).shared_by(world_size)
+        self.bounds = Bounds().shared_by(world_size)
         self.failures: dict[int, str] = {}
         self._send = send
         self._computes = [Counter(rank_computes) for rank_computes in computes or [{}] * world_size]
@@ -160,7 +146,8 @@ class ExaminersFabric:
         """
         asking = self._asking[rank]
         asking.requests += 1
-        self.bounds.expect("requests", asking.requests)
+        excess = "with its next request it would have sent {:,} requests to the network"
+        self.bounds.expect("requests", asking.requests, excess)
         if asking.waits_for is not None or self.fabric.phase[rank] is not Phase.RUNNING:
             raise ProtocolError("it sent a message while it waited, or after its end")
         match kind, value:
@@ -183,11 +170,13 @@ class ExaminersFabric:
 
     def _count(self, asking: _Asking) -> None:
         asking.operations += 1
-        self.bounds.expect("operations", asking.operations)
+        excess = "with its next operation it would have started {:,} operations"
+        self.bounds.expect("operations", asking.operations, excess)
 
     def _post(self, rank: int, asking: _Asking, number: int, described: dict[Any, Any]) -> None:
         self._count(asking)
-        self.bounds.expect("open", 1 + len(asking.open))
+        excess = "with its next operation it would have {:,} operations that it has not waited for"
+        self.bounds.expect("open", 1 + len(asking.open), excess)
         if number in asking.open:
             raise ProtocolError("it gave the number of an unfinished operation to a new one")
         operation = self._operation(rank, described)
@@ -259,7 +248,7 @@ class ExaminersFabric:
         )
 
     def _text(self, text: str) -> str:
-        return "".join(c if c.isprintable() else "�" for c in text[-self.bounds.text :])
+        return "".join(c if c.isprintable() else "�" for c in text[-_MAX_TEXT:])
 
     def _wait(self, rank: int, asking: _Asking, kind: str, number: int) -> None:
         if number not in asking.open:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,21 +23,17 @@ _SHM = 2**30
 """Bytes in ``/dev/shm``: NCCL's ranks on one machine exchange data there."""
 
 
-@dataclass(frozen=True)
-class GpuAccess:
-    """The mounts and variables that let a sandbox's cells use GPUs. By default there are none."""
-
-    mounts: tuple[Mount, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def room(self, limits: HardLimits) -> HardLimits:
-        """Return `limits` with the additional memory that ranks on GPUs take."""
-        memory = limits.memory + _MOST_RANKS * _MEMORY_PER_RANK
-        return replace(limits, memory=memory, shm=max(limits.shm, _SHM))
+def with_gpus(limits: HardLimits) -> HardLimits:
+    """Return `limits` with the additional memory that ranks on GPUs take."""
+    memory = limits.memory + _MOST_RANKS * _MEMORY_PER_RANK
+    return replace(limits, memory=memory, shm=max(limits.shm, _SHM))
 
 
-def gpu_access() -> GpuAccess:
-    """Return the driver's devices, variables and libraries that CUDA needs in a sandbox.
+def gpu_access() -> tuple[list[Mount], dict[str, str]]:
+    """Return the mounts and the variables that let a sandbox's cells use GPUs.
+
+    These are the driver's devices and libraries, and the variables that CUDA and NVIDIA's container
+    tools read.
 
     Raises:
         SandboxUnavailable: PyTorch sees no GPU here.
@@ -46,11 +42,15 @@ def gpu_access() -> GpuAccess:
     if torch.cuda.device_count() == 0:
         raise SandboxUnavailable(
             "GPU ranks were asked for, but PyTorch sees no GPU here. Use --on cpu, or leave --on "
-            "out: the grader's own network needs no GPU.",
+            "out: the grader's own network needs no GPU."
         )
     devices = [path for path in sorted(Path("/dev").glob("nvidia*")) if path.is_char_device()]
     devices += sorted(Path("/dev/nvidia-caps").glob("*"))
-    environment = gpu_environment(os.environ)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _NAMES or name.startswith("NVIDIA_")
+    }
     folders = [Path(name) for name in environment.get("LD_LIBRARY_PATH", "").split(":") if name]
     libraries = [
         folder
@@ -58,14 +58,4 @@ def gpu_access() -> GpuAccess:
         if folder.is_dir() and not any(folder.is_relative_to(system) for system in _SYSTEM)
     ]
     mounts = [Mount(path, path, device=True) for path in devices]
-    mounts += [Mount(path, path) for path in libraries]
-    return GpuAccess(tuple(mounts), environment)
-
-
-def gpu_environment(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """Return the variables among these that CUDA and NVIDIA's container tools read."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in _NAMES or name.startswith("NVIDIA_")
-    }
+    return mounts + [Mount(path, path) for path in libraries], environment

@@ -19,8 +19,8 @@ from typing import Any
 from autograder.course import Settings
 from autograder.errors import SandboxUnavailable
 from autograder.examination._channel import Channel, Message
-from autograder.examination.budget import Budget, Deadline, OutOfTime
-from autograder.examination.case import CaseRanks, On, SubmissionError
+from autograder.examination.budget import Budget, Deadline, OutOfTime, SubmissionError
+from autograder.examination.case import CaseRanks, On
 from autograder.sandbox.sandbox import Cell, MachineFailure, Sandbox
 from course_lib.checking.cases import AuthorError, Case, Check, Observed
 from course_lib.checking.loading import pack_program
@@ -97,7 +97,6 @@ class Submission:
         self._cells: list[tuple[int, str]] = []
         self._stopped: list[tuple[int, str, str]] = []
         self._notebook: tuple[Channel, Cell] | None = None
-        self._taken: dict[str, tuple[int, Taken]] = {}
         self._room = MAX_FUNCTIONS
 
     # The notebook --------------------------------------------------------------------------
@@ -120,33 +119,33 @@ class Submission:
             budget = self.exploration
         elif exploring:
             seconds = min(seconds, BRIEFLY)
-        interrupted = ""
         try:
-            deadline = budget.of(seconds)
-            request: dict[str, Plain] = {"source": source, "number": number}
-            try:
-                answer = self._outcome_in(self._ask("run", request, budget, deadline))
-            except _TookTooLong as late:
-                answer = self._interrupt(late)
-                interrupted = f"the cell {late}, so it was interrupted"
+            outcome = self._run(source, number, budget, seconds)
         except OutOfTime as ended:
-            self._stopped.append((number, source, str(ended)))
-            return CellOutcome(error=str(ended), limit=TIME)
+            outcome = CellOutcome(error=str(ended), limit=TIME)
         except _NotebookEnded as ended:
-            self._stopped.append((number, source, f"the cell {ended}"))
-            return CellOutcome(error=f"the cell {ended}", limit=ended.limit)
-        printed = _text(answer.get("stdout")), _text(answer.get("stderr"))
-        if interrupted:
-            self._stopped.append((number, source, interrupted))
-            return CellOutcome(*printed, error=interrupted, limit=TIME)
-        self._cells.append((number, source))
-        error, trace = "", ""
-        if isinstance(failure := answer.get("error"), dict):
-            self._sandbox.make_sure()
-            error = f"{_text(failure.get('kind'))}: {_text(failure.get('message'))}"
-            trace = _text(failure.get("trace"))
-            self._stopped.append((number, source, error))
-        return CellOutcome(*printed, error, trace)
+            outcome = CellOutcome(error=f"the cell {ended}", limit=ended.limit)
+        if outcome.error:
+            self._stopped.append((number, source, outcome.error))
+        return outcome
+
+    def _run(self, source: str, number: int, budget: Budget, seconds: float) -> CellOutcome:
+        deadline, error, trace, limit = budget.of(seconds), "", "", ""
+        try:
+            request: dict[str, Plain] = {"source": source, "number": number}
+            answer = self._outcome_in(self._ask("run", request, budget, deadline))
+        except _TookTooLong as late:
+            answer = self._interrupt(late)
+            error, limit = f"the cell {late}, so it was interrupted", TIME
+        else:
+            self._cells.append((number, source))
+            if isinstance(failure := answer.get("error"), dict):
+                self._sandbox.make_sure()
+                error = f"{_text(failure.get('kind'))}: {_text(failure.get('message'))}"
+                trace = _text(failure.get("trace"))
+        return CellOutcome(
+            _text(answer.get("stdout")), _text(answer.get("stderr")), error, trace, limit
+        )
 
     def _interrupt(self, late: _TookTooLong) -> dict[Any, Any]:
         """Interrupt the cell that runs, as Jupyter does; what earlier cells defined is kept.
@@ -162,11 +161,10 @@ class Submission:
         try:
             with self.budget:
                 return self._outcome_in(channel.ask(self.budget.of(INTERRUPT_SECONDS), self._look))
-        except (TimeoutError, WireError, EOFError, OutOfTime):
+        except BaseException as error:
             self._end_notebook()
-            raise late from None
-        except BaseException:
-            self._end_notebook()
+            if isinstance(error, TimeoutError | WireError | EOFError | OutOfTime):
+                raise late from None
             raise
 
     def _outcome_in(self, message: Message) -> dict[Any, Any]:
@@ -179,7 +177,7 @@ class Submission:
     def _ask(self, kind: str, request: Plain, budget: Budget, deadline: Deadline) -> Message:
         channel, cell = self._notebook or self._start_notebook(budget)
         self._sandbox.watch_memory()
-        channel.queue(kind, request)
+        channel.send(kind, request)
         try:
             with budget:
                 return channel.ask(deadline, self._look)
@@ -261,38 +259,22 @@ class Submission:
             taken = self.take(check.function) if taken is None else taken
             if isinstance(taken, SubmissionError):
                 raise taken
-            function = taken
             self._end_notebook()  # ranks have secret inputs, and must have nobody to tell
             deadline = self.budget.of(check.case_seconds(self.budget.settings.case_seconds))
             self._sandbox.watch_memory()
-            computes = check.computes(case, inputs) if check.computes else ()
-            answers = None
-            if check.answers is not None:
-                of = check.answers
-                answers = lambda rank, question: of(inputs[rank], question)
-            with CaseRanks(
-                *(self._sandbox, case, program, function, on, computes, answers),
-                only_on=check.only_on,
-            ) as ranks:
+            with CaseRanks(self._sandbox, check, case, inputs, program, taken, on) as ranks:
+                ranks.start()
                 try:
-                    shown = [check.for_the_rank(rank_input) for rank_input in inputs]
-                    outputs = self._outputs(ranks, shown, deadline)
+                    with self.budget:  # the student's clock runs only while the student's code runs
+                        outputs = ranks.run(deadline)
                 except RanksError as error:
-                    error.trace = ranks.trace
-                    raise
+                    blamed = ranks.blame(error)
+                    blamed.trace = ranks.trace
+                    raise blamed from None
                 network = case.network if on is None else None
                 return Observed(outputs, ranks.trace, network, ranks.touched)
 
         return run
-
-    def _outputs(self, ranks: CaseRanks, inputs: Sequence[Plain], deadline: Deadline) -> list[Any]:
-        """Run a case; the student's clock runs only while the student's code runs."""
-        ranks.start(inputs)
-        try:
-            with self.budget:
-                return ranks.run(deadline)
-        except RanksError as error:
-            raise ranks.blame(error) from None
 
     def check_alive(self) -> None:
         """Make sure that the sandbox has not failed, even if its error was caught somewhere.
@@ -306,17 +288,8 @@ class Submission:
     def take(self, function: str) -> Taken:
         """Return the function as the notebook process hands it over, after the cells so far.
 
-        If it was not handed over, the error is returned, and a new attempt follows only after
-        another cell.
+        If it was not handed over, the error is returned.
         """
-        cells = len(self._cells)
-        taken = self._taken.get(function)
-        if taken is None or taken[0] != cells:
-            self._taken.pop(function, None)
-            taken = self._taken[function] = cells, self._asked_for(function)
-        return taken[1]
-
-    def _asked_for(self, function: str) -> Taken:
         try:
             deadline = self.budget.of(self.budget.settings.cell_seconds)
             answer = self._ask("take", function, self.budget, deadline)

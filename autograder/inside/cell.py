@@ -11,6 +11,7 @@ This file needs Linux, the standard library and `scratch` only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import importlib
@@ -24,22 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from autograder.inside import scratch
+from autograder.inside.scratch import call
 
 _DUMPABLE, _SECCOMP, _BOUNDING_DROP, _NO_NEW_PRIVILEGES = 4, 22, 24, 38
 _NEW_MOUNTS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PIDS, _NEW_NET = (
     *(0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000),
 )
 _NOSUID, _NODEV, _NOEXEC, _REC, _PRIVATE = 2, 4, 8, 0x4000, 1 << 18
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _call(name: str, *arguments: Any) -> int:
-    result: int = getattr(_libc, name)(*arguments)
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-    return result
 
 
 class Forker:
@@ -49,14 +41,14 @@ class Forker:
         self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def __call__(self) -> int:
-        _call("unshare", _NEW_PIDS)  # affects our children, not ourselves
+        call("unshare", _NEW_PIDS)  # affects our children, not ourselves
         try:
             pid = os.fork()
         except OSError:
-            _call("setns", self._own, _NEW_PIDS)
+            call("setns", self._own, _NEW_PIDS)
             raise
         if pid:
-            _call("setns", self._own, _NEW_PIDS)
+            call("setns", self._own, _NEW_PIDS)
         else:
             os.close(self._own)
         return pid
@@ -70,7 +62,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     in bytes; and ``seccomp``, the filter as bytes.
     """
     try:
-        _call("unshare", _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_NET)
+        call("unshare", _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_NET)
         _mount_own_files(config)
         _loopback_up()
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -111,13 +103,13 @@ def _loopback_up() -> None:
 
 def _give_up_everything(config: dict[str, Any]) -> None:
     uid = config["uid"]
-    _call("prctl", _DUMPABLE, 1, 0, 0, 0)  # without this, its /proc entries would belong to root
+    call("prctl", _DUMPABLE, 1, 0, 0, 0)  # without this, its /proc entries would belong to root
     Path("/proc/self/oom_score_adj").write_text("1000")  # killed first when memory runs out
     if not config["root"]:  # an ordinary user opened the sandbox, so there is no other uid
         _own_user_namespace(uid)
-    for capability in range(64):
-        if _libc.prctl(_BOUNDING_DROP, capability, 0, 0, 0) < 0:
-            break
+    with contextlib.suppress(OSError):  # the kernel knows no further capability
+        for capability in range(64):
+            call("prctl", _BOUNDING_DROP, capability, 0, 0, 0)
     if config["root"]:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -128,8 +120,8 @@ def _give_up_everything(config: dict[str, Any]) -> None:
         value = value if hard < 0 else min(value, hard)
         resource.setrlimit(number, (value, value))
     _drop_capabilities()
-    _call("prctl", _DUMPABLE, 1, 0, 0, 0)
-    _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    call("prctl", _DUMPABLE, 1, 0, 0, 0)
+    call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _filter_calls(config["seccomp"])
     _make_sure()
 
@@ -140,7 +132,7 @@ def _own_user_namespace(uid: int) -> None:
     It counts its own processes (since Linux 5.14), and owns no other namespace.
     """
     user, group = os.geteuid(), os.getegid()
-    _call("unshare", _NEW_USER)
+    call("unshare", _NEW_USER)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{uid} {group} 1")
@@ -148,13 +140,13 @@ def _own_user_namespace(uid: int) -> None:
 
 def _drop_capabilities() -> None:
     header = struct.pack("=II", 0x20080522, 0)  # version 3, this process
-    _call("capset", header, bytes(24))
+    call("capset", header, bytes(24))
 
 
 def _filter_calls(program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
     described = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-    _call("prctl", _SECCOMP, 2, described, 0, 0)
+    call("prctl", _SECCOMP, 2, described, 0, 0)
 
 
 def _make_sure() -> None:

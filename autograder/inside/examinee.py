@@ -13,7 +13,6 @@ autograder.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import io
@@ -25,28 +24,23 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from autograder.inside import cell, handover, scratch
 from autograder.inside.fabric_client import FabricClient, FabricStopped
 from course_lib.learner.no_display import without_display
+from course_lib.limits import MAX_TEXT
 from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
-from course_lib.ranks.for_graders import (
-    NEEDED,
-    collapse,
-    lone_rank,
-    redirect_output,
-    serve,
-)
+from course_lib.ranks.for_graders import NEEDED, collapse, lone_rank, redirect_output, serve
 from course_lib.ranks.wire import decode, encode, receive, send
 
-MAX_TEXT = 64 * 1024
 MAX_TOUCHED = 100
 _REPORTERS = (
     ("course_lib.checking", "on_ranks"),
@@ -101,16 +95,9 @@ def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
 
 
 def _shell() -> InteractiveShell:
-    shell = InteractiveShell.instance()
-    if (history := shell.history_manager) is not None:
-        history.enabled = False
-
-        def keep(number: int, source: str, raw: str | None = None) -> None:
-            history.input_hist_parsed.append(source)
-            history.input_hist_raw.append(source if raw is None else raw)
-
-        # IPython's own history starts a thread, but a cell may have reached the limit of threads.
-        history.store_inputs = keep
+    # IPython's history would start a thread, but a cell may have reached the limit of threads.
+    without_history = Config({"HistoryManager": {"enabled": False}})
+    shell = InteractiveShell.instance(config=without_history)
     # The error is reported separately from the output.
     shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
     without_display(shell)
@@ -141,13 +128,13 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
     silence()
     channel = socket.socket(fileno=fds[0])
     torch.set_num_threads(1)
-    work = receive_work(channel)
+    program, rank_input, packed = receive_work(channel)
     labels: dict[str, str] = {}
     rank, world_size = config["rank"], config["world_size"]
-    client = FabricClient(channel, rank)
+    client = FabricClient(channel)
     with suppress(FabricStopped), lone_rank(client, rank, world_size, labels) as context:
         wait_for_go(channel)
-        reply = do_work(work, labels)
+        reply = do_work(program, rank_input, packed, labels)
         with suppress(OSError):
             touched = [_clean(misuse.words) for misuse in context.handles.misuses if misuse.did]
             send(channel, ("touched", touched[:MAX_TOUCHED]))
@@ -156,21 +143,18 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
         channel.recv(1)  # stay alive until the examiner ends the case
 
 
-class Work(NamedTuple):
-    """The work of a rank. Our parts are unpacked; the student's function is not.
+Program = Callable[..., Any]
+"""A check's program: it calls the student's function with a rank's input."""
 
-    The function is empty on a rank that does not call it; see `Check.only_on`.
+
+def receive_work(channel: socket.socket) -> tuple[Program, Any, bytes]:
+    """Return the program and input that the examiner sends to a rank, and the packed function.
+
+    The function is empty on a rank that does not call it; see `Check.only_on`. No student code has
+    run before this.
     """
-
-    program: Callable[..., Any]
-    rank_input: Any
-    function: bytes
-
-
-def receive_work(channel: socket.socket) -> Work:
-    """Return the work that the examiner sends to a rank. No student code has run before this."""
     (_, work), (_, rank_input) = receive(channel), receive(channel)
-    return Work(cloudpickle.loads(work["program"]), rank_input, work["function"])
+    return cloudpickle.loads(work["program"]), rank_input, work["function"]
 
 
 def wait_for_go(channel: socket.socket) -> None:
@@ -179,25 +163,34 @@ def wait_for_go(channel: socket.socket) -> None:
     receive(channel)
 
 
-def do_work(work: Work, labels: dict[str, str]) -> tuple[str, Any]:
+def do_work(
+    program: Program, rank_input: Any, packed: bytes, labels: dict[str, str]
+) -> tuple[str, Any]:
     """Run the program; return the message that reports the result.
 
     Args:
-        work: the result of `receive_work`.
+        program: the program.
+        rank_input: this rank's input.
+        packed: the student's function, as `handover.pack` returned it, or nothing.
         labels: receives readable names for the files of the cells.
 
     """
     try:
         _hide_our_code()
         function = None
-        if work.function:
-            function, sources = handover.unpack(work.function)
+        if packed:
+            function, sources = handover.unpack(packed)
             install_sources(sources)
             labels.update(sources.labels)
-        printed = CappedText()
+        printed, world = CappedText(), dist.group.WORLD
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
-                output = _run(work.program, function, work.rank_input)
+                output = program(function, rank_input)
+            if not dist.is_initialized() or dist.group.WORLD is not world:
+                raise RuntimeError(
+                    "the process group was destroyed or replaced: leave it as it is, because the "
+                    "caller needs it"
+                )
         finally:
             _end_processes_left()
         return "output", encode(output)
@@ -231,17 +224,6 @@ def _hide_our_code() -> None:
             del sys.modules[name]
         vars(sys.modules[package]).pop(reporter, None)
     sys.modules["__main__"] = ModuleType("__main__")
-
-
-def _run(program: Callable[..., Any], function: Callable[..., Any] | None, rank_input: Any) -> Any:
-    world = dist.group.WORLD
-    output = program(function, rank_input)
-    if not dist.is_initialized() or dist.group.WORLD is not world:
-        raise RuntimeError(
-            "the process group was destroyed or replaced: leave it as it is, because the caller "
-            "needs it"
-        )
-    return output
 
 
 # Texts --------------------------------------------------------------------------------------
@@ -292,7 +274,7 @@ def warm_up() -> None:
     PyTorch uses one thread for operators here, so it starts no threads that the forks would lose.
     """
     near, far = socket.socketpair()
-    with near, far, lone_rank(FabricClient(near, 0), 0, 1):
+    with near, far, lone_rank(FabricClient(near), 0, 1):
         pass
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x = torch.ones(2, 3, dtype=dtype)
@@ -309,7 +291,7 @@ def main() -> None:
     forker = cell.Forker()
     scratch.keep_still()
     pr_set_dumpable = 4
-    ctypes.CDLL(None).prctl(pr_set_dumpable, 0)
+    scratch.call("prctl", pr_set_dumpable, 0)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     # Children look for this file's functions under the module's name, not under __main__.

@@ -25,13 +25,11 @@ class FabricClient:
 
     Args:
         channel: the rank's connection to the examiner.
-        rank: which rank this is.
 
     """
 
-    def __init__(self, channel: socket.socket, rank: int) -> None:
+    def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._rank = rank
         self._clock = 0.0
         self._numbers: dict[int, int] = {}
         self._posted = 0
@@ -41,14 +39,9 @@ class FabricClient:
         """Post an operation and send its inputs at once.
 
         Raises:
-            ValueError: a message to or from the rank itself.
             NotImplementedError: tensors that cannot be sent.
 
         """
-        if operation.kind in ("send", "recv") and operation.peer == self._rank:
-            raise ValueError(
-                f"{operation.kind}: rank {self._rank} cannot send to itself or receive from itself"
-            )
         described = _described(operation)
         if operation.kind == NEW_GROUP:  # nobody waits for it
             operation.end = self._clock
@@ -74,10 +67,6 @@ class FabricClient:
     def now(self) -> float:
         """Return the virtual seconds that this rank has computed; the rest is not told here."""
         return self._clock
-
-    def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
-        self.spend(seconds)
 
     def spend(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time."""

@@ -20,12 +20,17 @@ _ENOUGH = 3
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
-    """Send the first paths that cannot be read, and the problem with `HOME`."""
+    """Send a sentence on the first paths that cannot be read, or on `HOME`, or an empty text."""
     # A module may have made files in the sandbox's `HOME`, as torch 2.8 does; cells have their own.
     hidden = sorted(path for path in {*_needed()} if not (is_own(path) or _readable(path)))
-    problems = {"hidden": hidden[:_ENOUGH], "home": _wrong_with_home()}
+    problem = _wrong_with_home()
+    if hidden:
+        problem = (
+            f"The sandbox's user may not read these files: {', '.join(hidden[:_ENOUGH])}. Run "
+            "chmod -R o+rX on the course's folder, its virtual environment and its Python."
+        )
     with socket.socket(fileno=fds[0]) as channel:
-        send(channel, problems)
+        send(channel, problem)
 
 
 def _needed() -> Iterator[str]:
@@ -56,5 +61,5 @@ def _wrong_with_home() -> str:
             file.write("look")
         os.unlink(file.name)
     except OSError as error:
-        return str(error)
+        return f"Nothing can be written in the sandbox: {error}"
     return ""

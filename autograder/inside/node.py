@@ -52,7 +52,7 @@ def _be_rank(channel: socket.socket, rank: int, world_size: int, config: dict[st
     status = 1
     try:
         torch.set_num_threads(1)
-        work = receive_work(channel)
+        program, rank_input, packed = receive_work(channel)
         device = config["devices"][rank]
         if device.startswith("cuda"):
             torch.cuda.set_device(device)
@@ -70,7 +70,7 @@ def _be_rank(channel: socket.socket, rank: int, world_size: int, config: dict[st
         # A rank that ends early would keep the others from connecting, so none runs before all do.
         wait_for_go(channel)
         with suppress(OSError):
-            send(channel, do_work(work, {}))
+            send(channel, do_work(program, rank_input, packed, {}))
             channel.recv(1)  # stay alive for other ranks' messages until the examiner ends the case
         status = 0
     finally:

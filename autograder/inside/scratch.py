@@ -30,18 +30,19 @@ _KEPT = ("cpuinfo", "meminfo", "stat", "uptime", "version", "filesystems")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def mount(
-    source: bytes, target: bytes, kind: bytes | None, flags: int, options: bytes | None
-) -> None:
-    """Mount something; the arguments are those of the system call.
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the C library.
 
     Raises:
         OSError: the kernel refuses.
 
     """
-    if _libc.mount(source, target, kind, flags, options) < 0:
+    if getattr(_libc, name)(*arguments) < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"mount on {os.fsdecode(target)}: {os.strerror(number)}")
+        raise OSError(number, f"{name}{arguments}: {os.strerror(number)}")
+
+
+mount = functools.partial(call, "mount")
 
 
 def mount_own(config: dict[str, Any]) -> None:

@@ -65,7 +65,7 @@ class Rebuild(NbGraderPreprocessor):
                 continues with the others.
         """
         folders, path = _submission(self, resources)
-        return rebuilt(folders, path, nb), resources
+        return rebuilt(folders, path), resources
 
 
 class Examine(NbGraderPreprocessor):
@@ -86,8 +86,7 @@ class Examine(NbGraderPreprocessor):
         "tenth of the wall-clock time always counts.",
     ).tag(config=True)
     memory_gib = Float(
-        Settings.memory_gib,
-        help="Memory that a submission's processes may hold together, in GiB.",
+        Settings.memory_gib, help="Memory that a submission's processes may hold together, in GiB."
     ).tag(config=True)
     on = Enum(
         ("", "cpu", "gpu"),

@@ -21,7 +21,7 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.collection import repair
 from autograder.course import Folders, Settings, handed_out
 from autograder.examination.defence import asked
-from autograder.examination.gpus import GpuAccess, gpu_access
+from autograder.examination.gpus import gpu_access, with_gpus
 from autograder.examination.submission import CellOutcome, Submission, Taken, examine
 from autograder.examination.verdict import (
     CheckVerdict,
@@ -38,6 +38,7 @@ from autograder.examination.verdict import (
 )
 from autograder.files import write_whole
 from autograder.sandbox.bubblewrap import HardLimits
+from autograder.sandbox.mounts import Mount
 from autograder.sandbox.sandbox import Sandbox
 from course_lib import READING_ORDER
 from course_lib.checking import Case, Check, CheckReport
@@ -54,7 +55,7 @@ _TOO_LONG = (
 )
 
 
-def rebuilt(folders: Folders, path: Path, nb: NotebookNode | None = None) -> NotebookNode:
+def rebuilt(folders: Folders, path: Path) -> NotebookNode:
     """Return the released notebook with the sources of a submitted one.
 
     Any editor may have changed a submitted file: cells copied, deleted, renamed, tagged, or with a
@@ -65,7 +66,6 @@ def rebuilt(folders: Folders, path: Path, nb: NotebookNode | None = None) -> Not
     Args:
         folders: the course's folders.
         path: the submitted notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
-        nb: its content; by default it is read.
 
     Raises:
         FileNotFoundError: the assignment was not released.
@@ -77,8 +77,8 @@ def rebuilt(folders: Folders, path: Path, nb: NotebookNode | None = None) -> Not
             f"there is no released version at {released}: "
             f"run nbgrader generate_assignment {path.parent.name}"
         )
-    submitted = nbformat.read(path, as_version=4) if nb is None else nb
-    return rebuild(nbformat.read(released, as_version=4), submitted, pictures_in(path.parent))
+    handout, submitted = (nbformat.read(file, as_version=4) for file in (released, path))
+    return rebuild(handout, submitted, pictures_in(path.parent))
 
 
 def blank_verdict(nb: NotebookNode, folders: Folders, path: Path, settings: Settings) -> Verdict:
@@ -142,14 +142,14 @@ class Exam:
         memory, gpus = int(settings.memory_gib * 2**30), settings.on == "gpu"
         key = masked_from(self.masked), memory, gpus
         if key not in _warm:
-            limits, access = HardLimits(memory=memory), GpuAccess()
+            limits, mounts, environment = HardLimits(memory=memory), list[Mount](), dict[str, str]()
             if gpus:
-                access = gpu_access()
-                limits = access.room(limits)
+                mounts, environment = gpu_access()
+                limits = with_gpus(limits)
             for sandbox in _warm.values():  # keep one assignment's sandbox only
                 sandbox.close()
             _warm.clear()
-            sandbox = Sandbox(key[0], limits, access.mounts, access.environment)
+            sandbox = Sandbox(key[0], limits, mounts, environment)
             sandbox.make_ready()
             _warm[key] = sandbox
         return _warm[key]

@@ -17,8 +17,8 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import nbformat
@@ -29,7 +29,7 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.course import Settings
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, examine_notebook
-from autograder.sandbox.sandbox import MachineFailure, Sandbox
+from autograder.sandbox.sandbox import MachineFailure
 from course_lib.checking import Check
 from course_lib.checking.cases import AuthorError
 from course_lib.checking.defence import Defence
@@ -43,79 +43,58 @@ class SelfTestFailed(MachineFailure):
     """A known solution got wrong points, so nobody is graded here; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class KnownSolutions:
-    """Three solutions of one task, in one notebook.
+def known_solutions(exam: Exam, source: Path, released: Path) -> tuple[NotebookNode, Exam] | None:
+    """Return a notebook with three solutions of one task, and the exam of only this task.
 
-    Attributes:
-        nb: the notebook: the right, the wrong and the crashing solution, each with its test cell.
-        exam: the exam that examines it: two cases of the task's check.
-        task: grade id of the test cell.
-        notebook: name of the released notebook, without ``.ipynb``.
+    The task is the cheapest whose ranks send messages, or else the cheapest; None if none gives
+    points. Questions on another task's run are left out, because each student has their own.
+
+    Args:
+        exam: the exam of the assignment.
+        source: its folder under ``instructor/``.
+        released: the folder with the notebooks that students were given.
+
+    Raises:
+        AuthorError: there is no notebook with the solution.
 
     """
+    candidates: list[tuple[bool, int, str, Path, Check]] = []
+    for path in sorted(released.glob("*.ipynb")):
+        for cell in filter(_is_test, nbformat.read(path, as_version=4).cells):
+            task = cell.metadata.nbgrader.grade_id
+            if task in exam.checks and not isinstance(exam.checks[task], Defence):
+                check = _short(exam.checks[task])
+                sizes = [case.world_size for case in (*check.cases, *check.hidden(""))]
+                candidates.append((max(sizes, default=1) < 2, sum(sizes), task, path, check))
+    if not candidates:
+        return None
+    _, _, task, path, check = min(candidates, key=lambda candidate: candidate[:2])
+    solution = source / path.name
+    if not solution.is_file():
+        raise AuthorError(
+            f"there is no {solution}. The grader grades this solution first, to see that this "
+            "machine grades correctly: restore the file"
+        )
+    handout = nbformat.read(path, as_version=4)
+    nb = rebuild(handout, solved(handout, nbformat.read(solution, as_version=4)))
+    nb.cells = _with_three(nb.cells, task, check.function)
+    return nb, replace(exam, checks={task: check})
 
-    nb: NotebookNode
-    exam: Exam
-    task: str
-    notebook: str
 
-    @classmethod
-    def of(cls, exam: Exam, source: Path, released: Path) -> KnownSolutions | None:
-        """Return an assignment's known solutions, for its cheapest task; None if none gives points.
-
-        A task whose ranks send messages is preferred to a task that runs on one rank. Questions on
-        another task's run are left out, because each student has their own.
-
-        Args:
-            exam: the exam of the assignment.
-            source: its folder under ``instructor/``.
-            released: the folder with the notebooks that students were given.
-
-        Raises:
-            AuthorError: there is no notebook with the solution.
-
-        """
-        candidates: list[tuple[bool, int, str, Path, Check]] = []
-        for path in sorted(released.glob("*.ipynb")):
-            for cell in filter(_is_test, nbformat.read(path, as_version=4).cells):
-                task = cell.metadata.nbgrader.grade_id
-                if task in exam.checks and not isinstance(exam.checks[task], Defence):
-                    check = _short(exam.checks[task])
-                    sizes = [case.world_size for case in (*check.cases, *check.hidden(""))]
-                    candidates.append((max(sizes, default=1) < 2, sum(sizes), task, path, check))
-        if not candidates:
-            return None
-        _, _, task, path, check = min(candidates, key=lambda candidate: candidate[:2])
-        solution = source / path.name
-        if not solution.is_file():
-            raise AuthorError(
-                f"there is no {solution}. The grader grades this solution first, to see that this "
-                "machine grades correctly: restore the file"
-            )
-        handout = nbformat.read(path, as_version=4)
-        nb = rebuild(handout, solved(handout, nbformat.read(solution, as_version=4)))
-        nb.cells = _with_three(nb.cells, task, check.function)
-        return cls(nb, replace(exam, checks={task: check}), task, path.stem)
-
-    def wrong(self, checks: list[CheckVerdict]) -> str:
-        """Return a sentence on the first check with a wrong result, or an empty string."""
-        right, empty, crashing = checks
-        for subject, check, as_it_must_be in (
-            ("a right solution", right, right.score == right.max_score),
-            (
-                "a function that returns nothing",
-                empty,
-                empty.score < empty.max_score,
-            ),
-            ("a function that ends its process", crashing, crashing.score == 0),
-        ):
-            if not as_it_must_be:
-                reason = " ".join(check.reason.split())[:300]
-                because = f" ({reason})" if reason else ""
-                points = f"{check.score:g} of {check.max_score:g} points"
-                return f"{subject} got {points} in {self.task}{because}"
-        return ""
+def wrong_points(checks: Sequence[CheckVerdict]) -> str:
+    """Return a sentence on the first solution that got wrong points, or an empty string."""
+    right, empty, crashing = checks
+    for subject, check, as_it_must_be in (
+        ("a right solution", right, right.score == right.max_score),
+        ("a function that returns nothing", empty, empty.score < empty.max_score),
+        ("a function that ends its process", crashing, crashing.score == 0),
+    ):
+        if not as_it_must_be:
+            reason = " ".join(check.reason.split())[:300]
+            because = f" ({reason})" if reason else ""
+            points = f"{check.score:g} of {check.max_score:g} points"
+            return f"{subject} got {points} in {check.task}{because}"
+    return ""
 
 
 def solved(
@@ -170,7 +149,7 @@ def _short(check: Check) -> Check:
 
 
 class SelfTest:
-    """The self-test of an assignment, and the sandbox that has passed it.
+    """The self-test of an assignment.
 
     Args:
         source: the assignment's folder under ``instructor/``.
@@ -179,23 +158,12 @@ class SelfTest:
 
     Attributes:
         seconds: duration of the last test.
-        sandbox: the trusted sandbox and its generation; None if there is none.
 
     """
 
     def __init__(self, source: Path, released: Path, settings: Settings) -> None:
         self._source, self._released, self._settings = source, released, settings
-        self._exam: Exam | None = None
         self.seconds = 0.0
-        self.sandbox: tuple[Sandbox, int] | None = None
-
-    def trusted(self) -> bool:
-        """Return whether the running sandbox has passed the test; start one if none runs."""
-        if self.sandbox is None or self._exam is None:
-            return False
-        sandbox = self._exam.sandbox(self._settings)
-        sandbox.warm()
-        return self.sandbox == (sandbox, sandbox.generation)
 
     def examine(self, nb: NotebookNode, verdict: Verdict) -> None:
         """Examine a rebuilt notebook in a sandbox that has passed the test; fill its verdict.
@@ -207,11 +175,18 @@ class SelfTest:
             LookupError: a test cell has no check.
 
         """
-        if not self.trusted():
+        exam = Exam.of(self._source)
+        if not self._trusts(exam):
             self.run()
-        examine_notebook(nb, Exam.of(self._source), verdict)
-        if not self.trusted():
+        examine_notebook(nb, exam, verdict)
+        if not self._trusts(exam):
             raise MachineFailure("The sandbox ended while this submission was graded")
+
+    def _trusts(self, exam: Exam) -> bool:
+        """Return whether the running sandbox has passed this test; start one if none runs."""
+        sandbox = exam.sandbox(self._settings)
+        sandbox.warm()
+        return sandbox.passed is self
 
     def run(self) -> None:
         """Grade the known solutions with the checks as they are now; then trust this sandbox.
@@ -223,33 +198,27 @@ class SelfTest:
             AuthorError: the check is broken.
 
         """
-        self.sandbox = None
-        exam = self._exam = Exam.of(self._source)
-        solutions = KnownSolutions.of(exam, self._source, self._released)
+        exam = Exam.of(self._source)
+        solutions = known_solutions(exam, self._source, self._released)
         sandbox = exam.sandbox(self._settings)
         sandbox.warm()
-        start, passed = time.monotonic(), (sandbox, sandbox.generation)
+        sandbox.passed, start = None, time.monotonic()
         if solutions is not None:
-            try:
-                self._grade(solutions)
-            except SelfTestFailed:
-                sandbox.close()
-                raise
-        self.seconds, self.sandbox = time.monotonic() - start, passed
-
-    def _grade(self, solutions: KnownSolutions) -> None:
-        verdict = Verdict(
-            assignment=self._source.name,
-            student="self-test",
-            notebook=solutions.notebook,
-            seed="self-test",
-            source_sha256="",
-            settings=asdict(self._settings),
-        )
-        examine_notebook(copy.deepcopy(solutions.nb), solutions.exam, verdict)
-        if mistake := solutions.wrong(verdict.checks):
-            raise SelfTestFailed(
-                f"{mistake}. So this machine, or the check, is broken. Test the machine with: "
-                "autograder doctor; and test the check with: make test-all "
-                f'ARGS="tests/test_assignments.py -k {self._source.name}"'
+            verdict = Verdict(
+                self._source.name,
+                student="self-test",
+                notebook="self-test",
+                seed="self-test",
+                source_sha256="",
+                settings=asdict(self._settings),
             )
+            examine_notebook(*solutions, verdict)
+            if mistake := wrong_points(verdict.checks):
+                sandbox.close()
+                raise SelfTestFailed(
+                    f"{mistake}. So this machine, or the check, is broken. Test the machine with: "
+                    "autograder doctor; and test the check with: make test-all "
+                    f'ARGS="tests/test_assignments.py -k {self._source.name}"'
+                )
+        self.seconds = time.monotonic() - start
+        sandbox.passed = self

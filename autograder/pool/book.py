@@ -79,10 +79,7 @@ def booking_config(config: Config) -> Config:
 
 
 def book(
-    folders: Folders,
-    config: Config,
-    assignment: str,
-    standings: Sequence[Standing],
+    folders: Folders, config: Config, assignment: str, standings: Sequence[Standing]
 ) -> Iterator[tuple[str, str]]:
     """Book these submissions one by one; yield each student, and why it could not be booked.
 

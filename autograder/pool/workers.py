@@ -14,11 +14,9 @@ verdict. So whoever reads a verdict finds the notebook, too.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import select
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +27,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from autograder.collection.repair import vet
@@ -42,6 +39,7 @@ from autograder.sandbox.mounts import beside_packages
 from autograder.sandbox.sandbox import MachineFailure
 from course_lib.checking.cases import AuthorError
 from course_lib.ranks.explain.failure import exit_reason
+from course_lib.ranks.for_graders import die_with_parent
 
 ATTEMPTS = 3
 """Number of attempts to examine a submission if the machine fails."""
@@ -53,7 +51,6 @@ In this time it starts Python and the sandbox, runs the self-test, and judges.
 PAUSE_SECONDS = 1.0
 """Seconds to wait before another attempt to start a worker; other workers may free memory."""
 MACHINE, AUTHOR = "the machine failed", "the check is broken"
-_PR_SET_PDEATHSIG = 1
 _OF_THE_MACHINE = (MachineFailure, SandboxUnavailable, OSError, MemoryError)
 
 
@@ -108,13 +105,8 @@ def grade_all(
     jobs = min(jobs, len(names))
     pool = _Pool(names, lambda: _Worker(root, assignment, settings), tell)
     with ThreadPoolExecutor(max(1, jobs)) as threads:
-        working = []
         try:
-            for _ in range(jobs):
-                try:
-                    working.append(threads.submit(pool.work))
-                except RuntimeError:  # no new thread can be started, so this one does the work
-                    pool.work()
+            working = [threads.submit(pool.work) for _ in range(jobs)]
             for ended in as_completed(working):
                 ended.result()
         finally:
@@ -131,10 +123,7 @@ class _Pool:
     """
 
     def __init__(
-        self,
-        paths: Sequence[str],
-        start: Callable[[], _Worker],
-        tell: Callable[[Outcome], None],
+        self, paths: Sequence[str], start: Callable[[], _Worker], tell: Callable[[Outcome], None]
     ) -> None:
         self.outcomes: dict[str, Outcome] = {}
         self._waiting = deque(paths)
@@ -218,41 +207,35 @@ class _Worker:
     def __init__(self, root: Path, assignment: str, settings: Settings) -> None:
         with contextlib.ExitStack() as resources:
             self._log = resources.enter_context(tempfile.TemporaryFile())
-            answers, sink = os.pipe()
-            resources.callback(os.close, sink)
-            # Unbuffered, because `answer` waits on the descriptor and would miss a buffered line.
-            self._answers = resources.enter_context(os.fdopen(answers, "rb", buffering=0))
-            job = [sink, str(root), assignment, asdict(settings)]
+            self._channel, worker_end = map(resources.enter_context, socket.socketpair())
+            job = [worker_end.fileno(), str(root), assignment, asdict(settings)]
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autograder.pool.workers", json.dumps(job)],
                 env=_environment(),
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=self._log,  # a sitecustomize module may print before our first line runs
                 stderr=self._log,
-                pass_fds=[sink],
+                pass_fds=[worker_end.fileno()],
                 start_new_session=True,  # this process handles Ctrl-C
             )
             resources.pop_all()  # `close` closes them
-        os.close(sink)
+        worker_end.close()
         # At least as long as a submission's own limit allows.
-        self._patience = START_SECONDS + 2 * PATIENCE * settings.submission_seconds
+        self._channel.settimeout(START_SECONDS + 2 * PATIENCE * settings.submission_seconds)
+        self._lines = self._channel.makefile("rwb", buffering=0)
 
     def answer(self, path: str = "") -> Outcome:
         """Grade a submission; without a path, return the first answer, that of the self-test."""
-        assert self.process.stdin is not None
-        if path:
-            with contextlib.suppress(BrokenPipeError):  # it has ended: reading shows this
-                self.process.stdin.write(json.dumps(path).encode() + b"\n")
-                self.process.stdin.flush()
         reason = "the worker process gave no answer within its time limit"
-        poll = select.poll()
-        poll.register(self._answers, select.POLLIN)
-        if poll.poll(1000 * self._patience):
-            try:
-                return Outcome(**json.loads(self._answers.readline()))
-            except ValueError:  # it ended, perhaps within a line
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    reason = f"the worker process ended: {exit_reason(self.process.wait(5))}"
+        try:
+            if path:
+                self._lines.write(json.dumps(path).encode() + b"\n")
+            return Outcome(**json.loads(self._lines.readline()))
+        except TimeoutError:
+            pass
+        except (OSError, ValueError):  # it ended, perhaps within a line
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                reason = f"the worker process ended: {exit_reason(self.process.wait(5))}"
         self._log.seek(max(0, self._log.seek(0, 2) - 1000))
         output = self._log.read().decode(errors="replace").strip()
         return Outcome(path, failed=f"{reason}. {output}".strip(), fault=MACHINE)
@@ -260,10 +243,8 @@ class _Worker:
     def close(self) -> None:
         """End the worker and its sandbox. May be repeated."""
         self.process.kill()
-        for stream in (self.process.stdin, self._answers, self._log):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        for resource in (self._lines, self._channel, self._log):
+            resource.close()
         self.process.wait()
 
 
@@ -292,19 +273,19 @@ def grade(folders: Folders, path: Path, settings: Settings, test: SelfTest) -> O
         test: the self-test of its assignment.
 
     """
-    return outcome_of(str(path), partial(_graded, folders, path, settings, test))
 
+    def graded() -> Outcome:
+        assignment, student = path.parent.name, path.parents[1].name
+        vet(assignment, student, [str(path)])
+        nb = rebuilt(folders, path)
+        verdict = blank_verdict(nb, folders, path, settings)
+        target = folders.graded(assignment, student) / f"{verdict.key}.json"
+        target.parent.mkdir(parents=True, exist_ok=True)  # first, to fail before anything runs
+        test.examine(nb, verdict)
+        keep(nb, verdict, folders)
+        return Outcome(str(path), verdict=str(target), notes=verdict.notes)
 
-def _graded(folders: Folders, path: Path, settings: Settings, test: SelfTest) -> Outcome:
-    assignment, student = path.parent.name, path.parents[1].name
-    vet(assignment, student, [str(path)])
-    nb = rebuilt(folders, path)
-    verdict = blank_verdict(nb, folders, path, settings)
-    target = folders.graded(assignment, student) / f"{verdict.key}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)  # first, to fail before anything runs
-    test.examine(nb, verdict)
-    keep(nb, verdict, folders)
-    return Outcome(str(path), verdict=str(target), notes=verdict.notes)
+    return outcome_of(str(path), graded)
 
 
 def outcome_of(path: str, step: Callable[[], Outcome | None]) -> Outcome:
@@ -324,31 +305,21 @@ def _words(*errors: BaseException | None) -> str:
     return ": ".join(str(error) or type(error).__name__ for error in errors if error)[-2000:]
 
 
-def _end_with_parent() -> None:
-    """Make the kernel end this process when its parent is killed."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent was killed just before
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def main() -> None:
-    """Grade the notebooks on standard input; the first argument is `_Worker`'s job, as JSON."""
-    sink, course, name, settings = json.loads(sys.argv[1])
-    _end_with_parent()
-    os.dup2(2, 1)  # a check may print, and its output must not look like an answer
-    folders = Folders.at(Path(course))
-    settings = Settings(**settings)
+    """Grade the notebooks whose paths come in; the first argument is `_Worker`'s job, as JSON."""
+    channel, course, name, settings = json.loads(sys.argv[1])
+    die_with_parent(os.getppid())
+    os.dup2(2, 1)  # a check may print
+    folders, settings = Folders.at(Path(course)), Settings(**settings)
     test = SelfTest(folders.source / name, folders.release / name, settings)
-    with os.fdopen(sink, "w", buffering=1) as answers:
+    lines = socket.socket(fileno=channel).makefile("rw")
 
-        def say(answer: Outcome) -> None:
-            answers.write(json.dumps(asdict(answer)) + "\n")
+    def say(answer: Outcome) -> None:
+        print(json.dumps(asdict(answer)), file=lines, flush=True)
 
-        say(ready := outcome_of("", test.run))
-        for line in sys.stdin if not ready.failed else ():
-            say(grade(folders, Path(json.loads(line)), settings, test))
+    say(ready := outcome_of("", test.run))
+    for line in lines if not ready.failed else ():
+        say(grade(folders, Path(json.loads(line)), settings, test))
 
 
 if __name__ == "__main__":

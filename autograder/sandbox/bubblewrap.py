@@ -28,7 +28,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +85,6 @@ class SandboxedProcess:
         SandboxUnavailable: bubblewrap is missing or did not start.
         FileNotFoundError: a source does not exist.
         PermissionError: opened by root, and other users may not read a source.
-        ValueError: a target is not an absolute path.
     """
 
     def __init__(
@@ -267,11 +265,15 @@ def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int 
     The descriptor always refers to this process, but its number may later belong to another.
     """
     try:
-        pid = _reported_pid(info)
+        if not _readable(info, START_SECONDS):
+            raise TimeoutError(f"it reported nothing for {START_SECONDS:.0f} s")
+        if not (report := info.read()):  # bubblewrap closes its end when it has written all
+            raise OSError("it ended at once; its output says why")
+        pid = int(json.loads(report)["child-pid"])
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    except OSError as error:
+    except (OSError, ValueError) as error:
         bubblewrap.kill()
         bubblewrap.wait()
         raise BubblewrapUnavailable(f"bubblewrap did not start a sandbox: {error}.") from None
@@ -281,18 +283,6 @@ def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int 
             return descriptor
     os.close(descriptor)
     return None
-
-
-def _reported_pid(info: IO[bytes]) -> int:
-    report, deadline = b"", time.monotonic() + START_SECONDS
-    while _readable(info, deadline - time.monotonic()):
-        piece = info.read(4096)
-        if not piece:
-            raise OSError("it ended at once; its output says why")
-        report += piece
-        with contextlib.suppress(ValueError):
-            return int(json.loads(report)["child-pid"])
-    raise TimeoutError(f"it reported nothing for {START_SECONDS:.0f} s")
 
 
 def _readable(file: IO[bytes] | int, seconds: float) -> bool:

@@ -37,7 +37,7 @@ def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
     for pid in pids:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-            waited = _waited(f"/proc/{pid}/schedstat")
+            waited = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
             # The command's name, in parentheses, may itself contain spaces and parentheses.
             state, *fields = stat.rpartition(")")[2].split()
             user, system = fields[10:12]
@@ -54,15 +54,3 @@ def is_first(pid: int) -> bool:
         if line.startswith("NSpid:"):
             return len(line.split()) > 2 and line.split()[-1] == "1"
     return False
-
-
-def own_wait() -> float:
-    """Return the seconds in which the calling thread wanted a core and had none."""
-    try:
-        return _waited("/proc/thread-self/schedstat")
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
-def _waited(path: str) -> float:
-    return int(Path(path).read_text().split()[1]) / 1e9

@@ -32,43 +32,35 @@ class MemoryGroup:
         self.path = path
 
     @classmethod
-    def make(
-        cls, limit: int, processes: int, root: Path = _GROUPS, group: str | None = None
-    ) -> MemoryGroup | None:
+    def make(cls, limit: int, processes: int) -> MemoryGroup | None:
         """Return a new group, or None if there is no cgroup v2 that this user may divide.
 
         Args:
             limit: bytes of memory, swap included.
             processes: largest number of processes.
-            root: where cgroup v2 is mounted.
-            group: the group of this process, from the root; by default, the kernel gives it.
 
         """
-        group = _own_group() if group is None else group
-        if group is None or not (root / "cgroup.controllers").exists():
+        group = _own_group()
+        if group is None or not (_GROUPS / "cgroup.controllers").exists():
             return None
-        group_path = root / group.lstrip("/")
+        group_path = _GROUPS / group.lstrip("/")
         # A group that has processes cannot have a child with controllers, but a sibling may.
-        for base in (group_path, group_path.parent) if group_path != root else (group_path,):
+        for base in (group_path, group_path.parent) if group_path != _GROUPS else (group_path,):
             path = base / f"sgd-to-ddp-{os.getpid()}-{next(_count)}"
             try:
                 with contextlib.suppress(OSError):
                     (base / "cgroup.subtree_control").write_text("+memory +pids")
                 path.mkdir()
-            except OSError:
-                continue
-            try:
-                if not (path / "cgroup.procs").exists():
-                    raise FileNotFoundError
-                for name, value in (("memory.max", limit), ("pids.max", processes)):
-                    os.stat(path / name)
-                    (path / name).write_text(str(value))
-                with contextlib.suppress(OSError):  # the kernel may not count swap
-                    (path / "memory.swap.max").write_text("0")
+                for name in ("cgroup.procs", "memory.max", "pids.max"):
+                    os.stat(path / name)  # only the kernel makes files here
+                (path / "memory.max").write_text(str(limit))
+                (path / "pids.max").write_text(str(processes))
             except OSError:
                 with contextlib.suppress(OSError):
                     path.rmdir()
                 continue
+            with contextlib.suppress(OSError):  # the kernel may not count swap
+                (path / "memory.swap.max").write_text("0")
             return cls(path)
         return None
 
@@ -84,10 +76,7 @@ class MemoryGroup:
         The counter ``oom_kill`` is no use, because it also counts processes of the group that were
         killed because the whole machine, or a container around it, had no memory left.
         """
-        for name in ("memory.events.local", "memory.events"):  # the first needs Linux 5.2
-            with contextlib.suppress(OSError, ValueError):
-                return _counter(self.path / name, "oom")
-        return 0
+        return _counter(self.path / "memory.events.local", "oom")
 
     def close(self) -> None:
         """Remove the group, after its processes have ended."""
@@ -96,6 +85,7 @@ class MemoryGroup:
 
 
 def _own_group() -> str | None:
+    """Return the group of this process, from the root of cgroup v2."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::"):
@@ -130,16 +120,16 @@ def _children(parent: int) -> list[int]:
 
 def killed_for_memory() -> int:
     """Return how many processes the kernel has killed on this machine for lack of memory."""
-    with contextlib.suppress(OSError, ValueError):
-        return _counter(Path("/proc/vmstat"), "oom_kill")
-    return 0
+    return _counter(Path("/proc/vmstat"), "oom_kill")
 
 
 def _counter(path: Path, counter: str) -> int:
-    for line in path.read_text().splitlines():
-        name, _, value = line.partition(" ")
-        if name == counter:
-            return int(value)
+    """Return a counter of one of the kernel's files; 0 if it has no such counter."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == counter:
+                return int(value)
     return 0
 
 

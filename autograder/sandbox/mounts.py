@@ -80,12 +80,12 @@ def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
         if prefix not in (Path("/"), Path("/usr")) and shared:
             raise SandboxUnavailable(
                 f"This Python's folder is {prefix}, and other people's files are in {shared[0]}: "
-                "student code would see these. Make a virtual environment in a folder of its own.",
+                "student code would see these. Make a virtual environment in a folder of its own."
             )
         if beside_packages(package) and prefix == package.parent:
             raise SandboxUnavailable(
                 f"The virtual environment and the course are one folder, {prefix}: student code "
-                "would see the hidden cases. Make a virtual environment in a folder of its own.",
+                "would see the hidden cases. Make a virtual environment in a folder of its own."
             )
     shown = [*prefixes, Path("/usr")]
     for name in _PACKAGES:
@@ -94,12 +94,12 @@ def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
         if lies is not None and not any(lies.is_relative_to(folder) for folder in shown):
             raise SandboxUnavailable(
                 f"The package {name} is in {lies.parents[1]}, but the sandbox shows only packages "
-                f"in {sys.prefix}. Install the course in a virtual environment, with pip.",
+                f"in {sys.prefix}. Install the course in a virtual environment, with pip."
             )
     if beside_packages(package) and os.pathsep in str(package):
         raise SandboxUnavailable(
             f"The path of the course's folder contains a {os.pathsep!r}, which separates folders "
-            f"in Python's search path: {package.parent}. Move or rename that folder.",
+            f"in Python's search path: {package.parent}. Move or rename that folder."
         )
 
 
@@ -145,10 +145,7 @@ def prepare(mount: Mount, by_others: bool) -> None:
     Raises:
         FileNotFoundError: the source does not exist.
         PermissionError: other users may not read it.
-        ValueError: the target is not an absolute path.
     """
-    if not Path(mount.target).is_absolute():
-        raise ValueError(f"the mount's target {mount.target} is not an absolute path")
     if mount.source is None:
         return
     mode = os.stat(mount.source).st_mode

@@ -30,7 +30,7 @@ import psutil
 
 from autograder.errors import CommandFailed, SandboxUnavailable
 from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess
-from autograder.sandbox.cores import Cores, cores_of, own_wait
+from autograder.sandbox.cores import Cores, cores_of
 from autograder.sandbox.memory import (
     MemoryGroup,
     descendants,
@@ -62,16 +62,9 @@ _END_SECONDS = 10.0
 
 STOPPED = -signal.SIGSYS
 """Exit status of a process that killed or stopped itself, or used a different ABI of the kernel."""
-_CRASHES = frozenset(
-    {
-        signal.SIGSEGV,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGTRAP,
-        signal.SIGABRT,
-        signal.SIGSYS,
-    }
+_CRASHES = (
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+    *(signal.SIGTRAP, signal.SIGABRT, signal.SIGSYS),
 )
 """Signals that a program's own fault causes. They end even process 1 of a pid namespace."""
 
@@ -87,10 +80,6 @@ class Cell:
     server: ForkServer
     pid: int
     _kept: contextlib.ExitStack
-
-    def status(self, wait: float = 0.0) -> int | None:
-        """Return the exit status (a signal's number is negative); None while the process runs."""
-        return self.server.exit_status(self.pid, wait)
 
     def interrupt(self) -> None:
         """Send SIGINT to the process."""
@@ -119,7 +108,7 @@ class Sandbox:
         environment: additional variables of its cells.
 
     Attributes:
-        generation: how often its sandbox was started; a different number is a different sandbox.
+        passed: the test that the running sandbox has passed; ``None`` again when it is started.
 
     """
 
@@ -147,7 +136,7 @@ class Sandbox:
         self._failure: MachineFailure | None = None
         self._over = ""
         self._times_over = self._killed = 0
-        self.generation = 0
+        self.passed: object = None
 
     def cell(
         self,
@@ -222,7 +211,7 @@ class Sandbox:
             self._group.add([self._process.pid, *below])
             self._kept.callback(self._group.close)
         self.watch_memory()
-        self.generation += 1
+        self.passed = None
 
     def make_ready(self) -> None:
         """Start the sandbox, and test from inside a cell that everything needed is there.
@@ -237,26 +226,18 @@ class Sandbox:
         """
         with contextlib.ExitStack() as unless_ready:
             unless_ready.callback(self.close)
-            self._make_sure_it_has_all()
+            try:
+                self.warm()
+                problem = self._look_from_a_cell()
+            except (MachineFailure, OSError) as error:
+                first, *other_lines = str(error).splitlines() or [""]
+                # The last line has the exception's own message.
+                problem = " … ".join([first, *other_lines[-1:]])
+            if problem:
+                raise SandboxUnavailable(problem)
             unless_ready.pop_all()
 
-    def _make_sure_it_has_all(self) -> None:
-        try:
-            self.warm()
-            problems = self._look_from_a_cell()
-        except (MachineFailure, OSError) as error:
-            first, *other_lines = str(error).splitlines() or [""]
-            # The last line has the exception's own message.
-            raise SandboxUnavailable(" … ".join([first, *other_lines[-1:]])) from None
-        if hidden := problems.get("hidden"):
-            raise SandboxUnavailable(
-                f"The sandbox's user may not read these files: {', '.join(map(str, hidden))}. "
-                "Run chmod -R o+rX on the course's folder, its virtual environment and its Python.",
-            )
-        if problem := problems.get("home"):
-            raise SandboxUnavailable(f"Nothing can be written in the sandbox: {problem}")
-
-    def _look_from_a_cell(self) -> dict[str, Any]:
+    def _look_from_a_cell(self) -> str:
         ours, child_end = socket.socketpair()
         with ours:
             with child_end:
@@ -264,7 +245,7 @@ class Sandbox:
             with cell:
                 ours.settimeout(_START_SECONDS)
                 try:
-                    return dict(receive(ours))  # trusted, because no student code has run here
+                    return str(receive(ours))  # trusted, because no student code has run here
                 except (OSError, ValueError, EOFError):
                     raise self.broken("A cell of the sandbox did not start") from None
 
@@ -290,7 +271,7 @@ class Sandbox:
             MachineFailure: its code cannot have caused this end, or nobody knows how it ended.
 
         """
-        status = cell.status()
+        status = cell.server.exit_status(cell.pid)
         until = time.monotonic() + _END_SECONDS
         while status is None:
             # A process that closed its end may still run, or its end is not reported yet.
@@ -299,7 +280,7 @@ class Sandbox:
                 raise self.broken("The sandbox does not answer: it has ended or is paused")
             if running:
                 return "it closed its connection to the grader"
-            status = cell.status(wait=0.1)
+            status = cell.server.exit_status(cell.pid, wait=0.1)
         if over := self.over_memory():
             return over
         if status == STOPPED:
@@ -351,7 +332,10 @@ class Sandbox:
         Our own process is included with its waiting time, because it carries the ranks' messages.
         """
         below = descendants(self._process.pid) if self._process is not None else ()
-        return {os.getpid(): Cores(0.0, own_wait()), **cores_of(below)}
+        times, ours = cores_of([os.getpid(), *below]), os.getpid()
+        if ours in times:
+            times[ours] = Cores(0.0, times[ours].waited)
+        return times
 
     def watch_memory(self) -> None:
         """Make `over_memory` and `make_sure` consider only events from now on."""

@@ -150,11 +150,7 @@ class UnknownArchitecture(RuntimeError):
 
 
 def seccomp_filter(
-    machine: str | None = None,
-    *,
-    namespaces: bool = False,
-    locks: bool = False,
-    tcp: bool = False,
+    machine: str | None = None, *, namespaces: bool = False, locks: bool = False, tcp: bool = False
 ) -> bytes:
     """Return the filter in the kernel's format, with 8 bytes per instruction.
 
@@ -195,69 +191,57 @@ def seccomp_filter(
     if machine == "x86_64" and not namespaces:
         code += [_instruction(_EQUAL, _INOTIFY_INIT, no=1), _refuse(errno.EPERM)]
     if not namespaces:
-        for call, signal_at in (("kill", 24), ("tgkill", 32)):
-            code += _ends_itself(number[call], signal_at)
-        code += _limits_no_processor_time(number["setrlimit"], number["prlimit64"])
-        code += _allows_only(number["fcntl"], _FIRST_ARGUMENT + 8, _FCNTL_COMMANDS)
-        code += _allows_only(number["socket"], _FIRST_ARGUMENT, _FAMILIES if tcp else _FAMILIES[:1])
-        code += _allows_only(number["madvise"], _FIRST_ARGUMENT + 16, _FORGETTING, but=True)
+        first, second, third = (_FIRST_ARGUMENT + 8 * i for i in range(3))
+        code += _of_call(number["kill"], _ends_itself(second))
+        code += _of_call(number["tgkill"], _ends_itself(third))
+        code += _of_call(number["setrlimit"], _no_processor_time(first))
+        # The pointer to the new limit is null if the caller only reads it.
+        asks = [_instruction(_LOAD, third), _instruction(_EQUAL, 0, no=2)]
+        asks += [_instruction(_LOAD, third + 4), _instruction(_EQUAL, 0, yes=1)]
+        code += _of_call(number["prlimit64"], _no_processor_time(second, unless=asks))
+        code += _allows_only(number["fcntl"], second, _FCNTL_COMMANDS)
+        code += _allows_only(number["socket"], first, _FAMILIES if tcp else _FAMILIES[:1])
+        code += _allows_only(number["madvise"], third, _FORGETTING, but=True)
         if not locks:
-            code += _private_futexes(number["futex"])
-        code += [_instruction(_EQUAL, number["clone3"], no=1), _refuse(errno.ENOSYS)]
-        code += [
-            _instruction(_EQUAL, number["clone"], no=4),
-            _instruction(_LOAD, _FIRST_ARGUMENT),
-            _instruction(_AND, _NEW_NAMESPACES),
-            _instruction(_EQUAL, 0, yes=1),
-            _refuse(errno.EPERM),
-        ]
+            code += _of_call(number["futex"], _private_futexes(second))
+        code += _of_call(number["clone3"], [_refuse(errno.ENOSYS)])
+        namespaces_asked = [_instruction(_LOAD, first), _instruction(_AND, _NEW_NAMESPACES)]
+        namespaces_asked += [_instruction(_EQUAL, 0, yes=1), _refuse(errno.EPERM)]
+        code += _of_call(number["clone"], namespaces_asked)
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
 
 
-def _ends_itself(number: int, signal_at: int) -> list[bytes]:
+def _of_call(number: int, code: Sequence[bytes]) -> list[bytes]:
+    """Return code that runs for one call only. Before and after it, the call's number is loaded."""
+    skip = _instruction(_EQUAL, number, no=len(code) + 1)
+    return [skip, *code, _instruction(_LOAD, _NUMBER)]
+
+
+def _ends_itself(signal_at: int) -> list[bytes]:
     """Return code that ends a process which sends SIGKILL or SIGSTOP to process 1 of its cell.
 
     Process 1 of a pid namespace receives neither signal from inside. Without this code, a student
     process that killed or stopped itself would continue.
     """
     return [
-        _instruction(_LOAD, _NUMBER),
-        _instruction(_EQUAL, number, no=6),
         _instruction(_LOAD, _FIRST_ARGUMENT),
         _instruction(_EQUAL, 1, no=4),
         _instruction(_LOAD, signal_at),
         _instruction(_EQUAL, signal.SIGKILL, yes=1),
         _instruction(_EQUAL, signal.SIGSTOP, no=1),
         _instruction(_RETURN, _KILL),
-        _instruction(_LOAD, _NUMBER),
     ]
 
 
-def _limits_no_processor_time(setrlimit: int, prlimit: int) -> list[bytes]:
+def _no_processor_time(argument: int, unless: Sequence[bytes] = ()) -> list[bytes]:
     """Return code that refuses a limit on processor time, ``RLIMIT_CPU``, which is number 0.
 
     If a process exceeds its hard limit, the kernel sends SIGKILL, even to process 1. Student code
     has no other way to end its process by SIGKILL. So with this code, SIGKILL always comes from the
     machine.
     """
-    second, third = _FIRST_ARGUMENT + 8, _FIRST_ARGUMENT + 16
-    return [
-        _instruction(_LOAD, _NUMBER),
-        _instruction(_EQUAL, setrlimit, no=3),
-        _instruction(_LOAD, _FIRST_ARGUMENT),
-        _instruction(_EQUAL, 0, no=1),
-        _refuse(errno.EPERM),
-        _instruction(_LOAD, _NUMBER),
-        _instruction(_EQUAL, prlimit, no=7),
-        _instruction(_LOAD, second),
-        _instruction(_EQUAL, 0, no=5),
-        _instruction(_LOAD, third),  # pointer to the new limit; null if the caller only reads it
-        _instruction(_EQUAL, 0, no=2),
-        _instruction(_LOAD, third + 4),
-        _instruction(_EQUAL, 0, yes=1),
-        _refuse(errno.EPERM),
-        _instruction(_LOAD, _NUMBER),
-    ]
+    zero = _instruction(_EQUAL, 0, no=len(unless) + 1)
+    return [_instruction(_LOAD, argument), zero, *unless, _refuse(errno.EPERM)]
 
 
 def _allows_only(
@@ -269,28 +253,21 @@ def _allows_only(
     not hold must then jump over it.
     """
     count = len(values)
-    return [
-        _instruction(_EQUAL, number, no=count + 3),
-        _instruction(_LOAD, argument),
-        *(
-            _instruction(_EQUAL, value, yes=count - i - but, no=but and i == count - 1)
-            for i, value in enumerate(values)
-        ),
-        _refuse(errno.EPERM),
-        _instruction(_LOAD, _NUMBER),
+    comparisons = [
+        _instruction(_EQUAL, value, yes=count - i - but, no=but and i == count - 1)
+        for i, value in enumerate(values)
     ]
+    return _of_call(number, [_instruction(_LOAD, argument), *comparisons, _refuse(errno.EPERM)])
 
 
-def _private_futexes(futex: int) -> list[bytes]:
+def _private_futexes(operation: int) -> list[bytes]:
     """Return code that makes a futex useless unless it is private to its process.
 
     The key of any other futex is a place in a file, also in one that is mapped only for reading. To
     wait ends at once, as if the value had changed: code that waits for its threads then polls.
     """
-    operation, private, command = _FIRST_ARGUMENT + 8, 128, 127
-    wait, wait_bitset = 0, 9
+    private, command, wait, wait_bitset = 128, 127, 0, 9
     return [
-        _instruction(_EQUAL, futex, no=10),
         _instruction(_LOAD, operation),
         _instruction(_AND, private),
         _instruction(_EQUAL, private, yes=6),
@@ -300,7 +277,6 @@ def _private_futexes(futex: int) -> list[bytes]:
         _instruction(_EQUAL, wait_bitset, no=1),
         _refuse(errno.EAGAIN),
         _refuse(errno.EINVAL),
-        _instruction(_LOAD, _NUMBER),
     ]
 
 

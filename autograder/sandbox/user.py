@@ -42,7 +42,7 @@ def own_uid() -> Iterator[int]:
                 break
         else:
             raise SandboxUnavailable(
-                f"{len(UIDS)} student processes run on this machine already: wait until one ends.",
+                f"{len(UIDS)} student processes run on this machine already: wait until one ends."
             )
         yield uid
 
@@ -66,7 +66,7 @@ def make_sure_of_uids() -> None:
                     f"Here, root is in a user namespace without the {kind}s {UIDS[0]}-{UIDS[-1]}, "
                     "but each student process needs one of these. Start the container with 65536 "
                     f"{kind}s (on the host, usermod {option} 100000-165535 USER allows that), or "
-                    "grade outside the container as an ordinary user.",
+                    "grade outside the container as an ordinary user."
                 )
 
 

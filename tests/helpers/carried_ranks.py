@@ -28,19 +28,15 @@ from course_lib.ranks.wire import encode, receive, send
 class Carrying(threading.Thread):
     """A thread that carries the messages of a run; `error` is the run's error."""
 
-    def __init__(
-        self, ends: Sequence[socket.socket], network: Network, seconds: float = 300, **more: Any
-    ) -> None:
+    def __init__(self, ends: Sequence[socket.socket], network: Network) -> None:
         super().__init__(daemon=True)
 
         def tell(rank: int, kind: str, value: Any) -> None:
-            if channels[rank].socket.fileno() >= 0:
-                channels[rank].queue(kind, value)
-                channels[rank].write()
+            channels[rank].send(kind, value)
 
-        self.fabric = ExaminersFabric(len(ends), network, tell, **more)
+        self.fabric = ExaminersFabric(len(ends), network, tell)
         channels = [Channel(end, self.fabric.bounds.message) for end in ends]
-        self._channels, self._seconds = channels, seconds
+        self._channels = channels
         self.exchange = Exchange(channels, self.fabric)
         self.error: BaseException | None = None
         self.start()
@@ -48,7 +44,7 @@ class Carrying(threading.Thread):
     def run(self) -> None:
         try:
             with Budget(Settings(submission_seconds=1000)) as budget:
-                self.exchange.run(Deadline(budget, self._seconds))
+                self.exchange.run(Deadline(budget, 300))
         except BaseException as error:
             self.error = error
         finally:
@@ -56,39 +52,30 @@ class Carrying(threading.Thread):
                 channel.close()
 
 
-@contextlib.contextmanager
-def rank_on(channel: socket.socket, rank: int, world_size: int) -> Any:
-    """Be a rank of the grader's network, and tell the grader how it ends."""
-    client = FabricClient(channel, rank)
-    with contextlib.suppress(FabricStopped), lone_rank(client, rank, world_size):
-        send(channel, ("ready", None))
-        receive(channel)
-        told: Any = "output", encode(None)
-        try:
-            yield client
-        except Exception as error:
-            told = "failure", {"kind": type(error).__name__, "message": str(error)}
-            raise
-        finally:
-            with contextlib.suppress(OSError):
-                send(channel, told)
-
-
 def on_rank(path: str, world_size: int, rank: int, fn: Callable[..., Any], *args: Any) -> Any:
+    """Call a function as a rank of the grader's network, and tell the grader how it ends."""
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(path)
         channel.sendall(bytes([rank]))
-        result = None
-        with rank_on(channel, rank, world_size):
-            result = fn(*args)
-        return result
+        with contextlib.suppress(FabricStopped), lone_rank(FabricClient(channel), rank, world_size):
+            send(channel, ("ready", None))
+            receive(channel)
+            ending: Any = "output", encode(None)
+            try:
+                return fn(*args)
+            except Exception as error:
+                ending = "failure", {"kind": type(error).__name__, "message": str(error)}
+                raise
+            finally:
+                with contextlib.suppress(OSError):
+                    send(channel, ending)
 
 
 class CarriedRanks:
-    def __init__(self, processes: Ranks, network: Network | None = None) -> None:
+    def __init__(self, processes: Ranks) -> None:
         self._processes = processes
         self._k = processes.world_size
-        self._network = network or Network(20e-6, 10e9)
+        self.network = Network(20e-6, 10e9)
         self.trace = Trace([], self._k)
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
@@ -101,7 +88,7 @@ class CarriedRanks:
             def accept() -> None:
                 ends = [listener.accept()[0] for _ in range(self._k)]
                 ends.sort(key=lambda end: end.recv(1))
-                carrying.append(Carrying(ends, self._network))
+                carrying.append(Carrying(ends, self.network))
 
             accepting = threading.Thread(target=accept, daemon=True)
             accepting.start()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autograder.commands import doctor
-from autograder.passes.self_test import KnownSolutions
+from autograder.passes import self_test
 from autograder.sandbox.sandbox import Sandbox
 from tests.helpers import ROOT
 from tests.helpers.course_folders import copy_assignment, needs_sources
@@ -30,7 +30,7 @@ def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
 @needs_sources
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is graded elsewhere")
 def test_a_machine_that_grades_wrongly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KnownSolutions, "wrong", lambda *_: "x got 3 of 4")
+    monkeypatch.setattr(self_test, "wrong_points", lambda *_: "x got 3 of 4")
     monkeypatch.setattr(Sandbox, "close", lambda _: None)  # it serves the other tests
     finding = doctor.graded(ROOT)
     assert "x got 3 of 4. So this machine, or the check, is broken" in finding.summary

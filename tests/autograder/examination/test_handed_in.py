@@ -296,6 +296,10 @@ BOMBS = {
         r"sent [\d,]+ requests to the network",
     ),
     "large answers": bomb("return torch.zeros(20_000_000)", "an answer that cannot be read"),
+    "a message of no protocol": bomb(
+        "dist.get_rank() and says('shout', 1); return right(x)",
+        "Rank 1 ended: these bytes are not a message of the protocol",
+    ),
     "a key that is long, with many items": bomb(
         "says('touched', {'k' * 10_000: [0] * 200_000})\n    time.sleep(99)",
         "a dict with a bad, long or repeated key",

@@ -7,11 +7,14 @@ result is the same verdict as without that, or `MachineFailure` and no verdict.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,7 @@ from autograder.examination import budget as budget_module
 from autograder.examination.submission import Submission
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
 from course_lib.checking import CheckReport, run_check
-from tests.autograder.examination.test_submission import check
+from tests.autograder.examination.test_handed_in import total
 from tests.helpers.sandbox_processes import processes
 
 HELPER = "import torch.distributed as dist\nimport time"
@@ -41,28 +44,27 @@ def place() -> Iterator[Sandbox]:
 
 
 def examine(
-    place: Sandbox, source: str, at: dict[str, Callable[[], None]], case: float = 20
+    place: Sandbox, moment: str = "", act: Callable[[], None] = lambda: None, case: float = 20
 ) -> CheckReport:
-    """Examine a submission of two cells and two cases; at given moments call something else."""
+    """Examine a submission of two cells and two cases; at one moment call something else."""
 
-    def happens(moment: str) -> None:
-        at.get(moment, lambda: None)()
+    def happens(now: str) -> None:
+        if now == moment:
+            act()
 
     place.warm()
     with Submission(place, Settings(cell_seconds=20, case_seconds=case)) as submission:
         happens("before the first cell")
         submission.run_cell(HELPER)
         happens("in a cell")
-        submission.run_cell("time.sleep(0.5)\n" + source)
-        run, count = submission.runner(), 0
+        submission.run_cell("time.sleep(0.5)\n" + RIGHT)
+        run, count = submission.runner(), itertools.count(1)
 
-        def runs(*arguments: object) -> object:
-            nonlocal count
-            count += 1
-            happens(f"in case {count}")
-            return run(*arguments)  # type: ignore[arg-type]
+        def runs(*arguments: Any) -> Any:
+            happens(f"in case {next(count)}")
+            return run(*arguments)
 
-        report = run_check("t/total", check(1, 2), runs, seed="s")  # type: ignore[arg-type]
+        report = run_check("t/total", total("total", 20, 1, 2), runs, seed="s")
         submission.check_alive()
     return report
 
@@ -83,12 +85,7 @@ def sends(place: Sandbox, part: str, number: int) -> None:
         os.kill(processes(place._process.pid)[part][-1], number)
 
 
-MOMENTS = {
-    "before the first cell": 0.0,
-    "in a cell": 0.2,
-    "in case 1": 0.25,
-    "in case 2": 0.5,
-}
+MOMENTS = {"before the first cell": 0.0, "in a cell": 0.2, "in case 1": 0.25, "in case 2": 0.5}
 
 
 KILLS = [(part, moment) for part in ("bubblewrap", "init", "server", "cells") for moment in MOMENTS]
@@ -101,30 +98,28 @@ KILLS = [(part, moment) for part in ("bubblewrap", "init", "server", "cells") fo
 def test_a_process_that_is_killed_costs_nobody_points(
     place: Sandbox, part: str, moment: str
 ) -> None:
-    def kill() -> None:
-        sends(place, part, signal.SIGKILL)
-
-    acts = in_a_while(kill, MOMENTS[moment]) if MOMENTS[moment] else kill
+    kill = partial(sends, place, part, signal.SIGKILL)
+    act = in_a_while(kill, MOMENTS[moment]) if MOMENTS[moment] else kill
     try:
-        report = examine(place, RIGHT, {moment: acts})
+        report = examine(place, moment, act)
     except MachineFailure:
-        report = examine(place, RIGHT, {})  # tried again, in a new sandbox
+        report = examine(place)  # tried again, in a new sandbox
     assert report.passed, report
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("part", ["server", "cells"])
 def test_a_sandbox_that_is_stopped_for_longer_than_the_limits_costs_nobody_points(
-    place: Sandbox, monkeypatch: pytest.MonkeyPatch, part: str
+    place: Sandbox, part: str
 ) -> None:
     def stop() -> None:
         sends(place, part, signal.SIGSTOP)
-        in_a_while(lambda: sends(place, part, signal.SIGCONT), 4)()
+        in_a_while(partial(sends, place, part, signal.SIGCONT), 4)()
 
     try:
-        report = examine(place, RIGHT, {"in case 2": in_a_while(stop, 0.2)}, case=2.0)
+        report = examine(place, "in case 2", in_a_while(stop, 0.2), case=2.0)
     except MachineFailure:
-        report = examine(place, RIGHT, {})
+        report = examine(place)
     assert report.passed, report
 
 
@@ -148,5 +143,5 @@ def test_a_process_that_stays_stopped_is_given_up_and_costs_nobody_points(
         threading.Thread(target=stop_a_rank, daemon=True).start()
 
     with pytest.raises(MachineFailure, match=r"was paused|did not start"):
-        examine(place, RIGHT, {"in case 2": stop}, case=1.0)
-    assert examine(place, RIGHT, {}).passed
+        examine(place, "in case 2", stop, case=1.0)
+    assert examine(place).passed

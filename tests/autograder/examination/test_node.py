@@ -33,46 +33,47 @@ def average_gradients(params, group=None):
 """
 
 
+TASK = "average_gradients"
+
+
 def examined(
-    place: Sandbox, source: str, task: str, on: On | None, limits: Settings | None = None
+    place: Sandbox, source: str, on: On | None = "cpu", limits: Settings | None = None
 ) -> CheckReport:
-    check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[task]
-    hidden = hidden_cases(SOURCES / ASSIGNMENT, task)
+    check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[TASK]
+    hidden = hidden_cases(SOURCES / ASSIGNMENT, TASK)
     with Submission(place, limits) as submission:
         submission.run_cell(NEEDED)
         outcome = submission.run_cell(source)
         assert not outcome.error, outcome
-        return examine(f"{ASSIGNMENT}/{task}", check, submission, seed="1", hidden=hidden, on=on)
+        return examine(f"{ASSIGNMENT}/{TASK}", check, submission, seed="1", hidden=hidden, on=on)
 
 
 def test_a_right_solution_runs_on_both_and_a_wrong_one_on_the_network_alone(place: Sandbox) -> None:
-    report = examined(place, RIGHT, "average_gradients", "cpu")
+    report = examined(place, RIGHT)
     assert report.fraction == 1, str(report)
     assert report.places == ("the grader's network", "CPU ranks")
     wrong = RIGHT.replace("/= world_size", "/= 1")
-    report = examined(place, wrong, "average_gradients", "cpu")
+    report = examined(place, wrong)
     assert report.fraction == 0 and report.places == ("the grader's network",)
 
 
-ON_REAL_RANKS_ALONE = [
-    (
-        "if on_gloo and dist.get_rank(group) == 1: raise ValueError('here')",
-        "Rank 1 raised ValueError: here (Cell In[2], line",
-    ),
-    ("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
-    ("if on_gloo: __import__('os')._exit(3)", "it called exit with status 3"),
-]
-
-
 @pytest.mark.large
-@pytest.mark.parametrize(("line", "reason"), ON_REAL_RANKS_ALONE)
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "if on_gloo and dist.get_rank(group) == 1: raise ValueError('here')",
+            "Rank 1 raised ValueError: here (Cell In[2], line",
+        ),
+        ("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
+        ("if on_gloo: __import__('os')._exit(3)", "it called exit with status 3"),
+    ],
+)
 def test_what_fails_on_real_ranks_alone_fails_there(place: Sandbox, line: str, reason: str) -> None:
-    body = "    world_size = dist.get_world_size(group)\n"
-    source = RIGHT.replace(body, f"{body}    {line}\n")
-    assert examined(place, source, "average_gradients", None).passed
-    report = examined(place, source, "average_gradients", "cpu")
-    assert report.fraction == 0
-    assert report.places == ("CPU ranks",)
+    source = RIGHT.replace("    for param", f"    {line}\n    for param")
+    assert examined(place, source, None).passed
+    report = examined(place, source)
+    assert report.fraction == 0 and report.places == ("CPU ranks",)
     assert reason in " ".join(str(report).split()), str(report)
 
 
@@ -81,7 +82,7 @@ def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(place: Sandbox) -
     source = RIGHT.replace(
         "    for param", "    if on_gloo and dist.get_rank(group) == 0: return\n    for param"
     )
-    report = examined(place, source, "average_gradients", "cpu", Settings(case_seconds=2.0))
+    report = examined(place, source, limits=Settings(case_seconds=2.0))
     reasons = [result.reason for result in report.results]
     assert "The case on CPU ranks took longer than its limit of 2 s" in reasons[1]
     assert "not run, because 2 earlier cases" in reasons[3]

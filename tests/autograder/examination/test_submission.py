@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from autograder.course import Settings
 from autograder.examination.submission import Submission
 from autograder.sandbox import sandbox as sandbox_module
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
-from course_lib.checking import Case, Check, CheckReport, Wrong, run_check
+from course_lib.checking import CheckReport, run_check
+from tests.autograder.examination.test_handed_in import total
 
 RIGHT = """
 import torch.distributed as dist
@@ -26,25 +26,6 @@ def total(mine):
 """
 
 
-def inputs(case: Case, generator: torch.Generator) -> list[torch.Tensor]:
-    return [torch.randint(100, (3,), generator=generator) for _ in range(case.world_size)]
-
-
-def judge(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    for rank, output in enumerate(outputs):
-        if not isinstance(output, torch.Tensor) or not torch.equal(output, sum(inputs)):
-            raise Wrong(f"rank {rank}: wrong sum")
-
-
-def program(function: Any, tensor: Any) -> Any:
-    return function(tensor)
-
-
-def check(*world_sizes: int) -> Check:
-    cases = tuple(Case(f"{k} ranks", k) for k in world_sizes)
-    return Check("total", program, inputs, judge, cases, 20.0)
-
-
 @pytest.fixture
 def examination(place: Sandbox) -> Iterator[Submission]:
     with Submission(place, Settings(cell_seconds=5)) as examination:
@@ -53,7 +34,7 @@ def examination(place: Sandbox) -> Iterator[Submission]:
 
 def report(examination: Submission, source: str, *world_sizes: int) -> CheckReport:
     examination.run_cell(source)
-    return run_check("t/total", check(*world_sizes), examination.runner(), seed="s")
+    return run_check("t/total", total("total", 20, *world_sizes), examination.runner(), seed="s")
 
 
 def test_what_cannot_be_handed_over_is_told_with_the_reason_and_not_asked_for_in_every_case(

@@ -1,15 +1,24 @@
-"""Verdict files can be read again."""
+"""Verdict files can be read again; seeds are the same every time, and no student knows them."""
 
 from __future__ import annotations
 
+import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autograder.examination.verdict import SCHEMA, CheckVerdict, Verdict, checks_digest
-from tests.helpers.course_folders import RELEASED, ROOT, copy_assignment, needs_sources
+from autograder.examination.verdict import (
+    SCHEMA,
+    CheckVerdict,
+    Verdict,
+    assignment_secret,
+    checks_digest,
+    submission_seed,
+)
+from tests.helpers.course_folders import RELEASED, copy_assignment, needs_sources
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
@@ -38,30 +47,38 @@ def test_the_key_is_that_of_the_content() -> None:
 
 
 @needs_sources
-def test_a_verdict_is_outdated_when_a_reference_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("collectives/ring.py", "capstone/light.py", "checking/draw.py"),
+        *("09_sharding_the_model/checks.py", "judges.py"),
+    ],
+)
+def test_a_verdict_is_outdated_when_a_file_of_its_check_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    source = copy_assignment("10_capstone", tmp_path)
-    released = tmp_path / RELEASED.name / source.name / f"{source.name}.ipynb"
-    before = checks_digest(source, released)
-    assert before == checks_digest(source, released)
-    read, course = Path.read_bytes, ROOT / "course_lib"
-    for changed in ("collectives/ring.py", "capstone/light.py", "checking/draw.py"):
-
-        def other(path: Path, changed: Path = course / changed) -> bytes:
-            return read(path) + b"# another line" * (path == changed)
-
-        monkeypatch.setattr(Path, "read_bytes", other)
-        assert checks_digest(source, released) != before, changed
-
-
-@needs_sources
-@pytest.mark.parametrize("name", ["checks.py", "judges.py", "more_judges.py"])
-def test_a_verdict_is_outdated_when_a_file_of_its_check_changes(tmp_path: Path, name: str) -> None:
     """Status and regrade compare this digest, and the verdict's key has it."""
     source = copy_assignment("09_sharding_the_model", tmp_path)
-    released = tmp_path / RELEASED.name / source.name
-    before = checks_digest(source, released / f"{source.name}.ipynb")
-    with (released / name).open("a") as file:
-        file.write("# another line\n")
-    assert checks_digest(source, released / f"{source.name}.ipynb") != before
+    released = tmp_path / RELEASED.name / source.name / f"{source.name}.ipynb"
+    before, read = checks_digest(source, released), Path.read_bytes
+    assert before == checks_digest(source, released)
+    another_line = lambda path: read(path) + b"# another line" * str(path).endswith(f"/{name}")
+    monkeypatch.setattr(Path, "read_bytes", another_line)
+    changed = checks_digest(source, released)
+    assert changed != before
+    (released.parent / "more_judges.py").touch()
+    assert checks_digest(source, released) not in (before, changed)
+
+
+def test_the_secret_is_made_once_also_by_many_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        secrets = {*threads.map(lambda _: assignment_secret(tmp_path, "02"), range(8))}
+    (secret,) = secrets
+    assert len(secret) == 64 and assignment_secret(tmp_path, "03") != secret
+    assert sorted(path.name for path in (tmp_path / "seeds").iterdir()) == ["02", "03"]
+
+
+def test_a_seed_depends_on_all_that_it_belongs_to() -> None:
+    content = [*itertools.product(("s", "t"), ("ada", "bob"), ("02", "03"), ("0", "1"))]
+    assert len({submission_seed(*parts) for parts in content}) == 16
+    assert submission_seed("s", "a", "b", "c") == submission_seed("s", "a", "b", "c")

@@ -23,12 +23,7 @@ from autograder.passes.self_test import SelfTest
 from autograder.pool import workers
 from autograder.pool.workers import Outcome
 from tests.helpers.course_folders import needs_sources
-from tests.helpers.whole_class import (
-    TASKS,
-    Course,
-    booked,
-    unexpected,
-)
+from tests.helpers.whole_class import TASKS, Course, booked, unexpected
 
 pytestmark = [
     needs_sources,
@@ -75,12 +70,27 @@ def command(course: Course, monkeypatch: pytest.MonkeyPatch, autograder: Command
 
 @pytest.fixture
 def as_it_was(course: Course, tmp_path: Path) -> Iterator[None]:
-    """Restore submissions, verdicts and gradebook, for other tests in any order."""
+    """Restore submissions, verdicts, gradebook, checks and options, for tests in any order."""
     data = course.root / "grading"
     copy = shutil.copytree(data, tmp_path / "kept", symlinks=True)
+    texts = {path: path.read_text() for path in (checks_of(course), options_of(course))}
     yield
     shutil.rmtree(data)
     shutil.move(copy, data)
+    for path, text in texts.items():
+        path.write_text(text)
+
+
+def checks_of(course: Course) -> Path:
+    return course.root / "assignments" / ASSIGNMENT / "checks.py"
+
+
+def options_of(course: Course) -> Path:
+    return course.root / "nbgrader_config.py"
+
+
+def append(path: Path, text: str) -> None:
+    path.write_text(path.read_text() + text)
 
 
 def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
@@ -92,22 +102,16 @@ def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
     assert "  empty-file: the notebook is not JSON. It was set aside, and an empty" in course.output
 
 
+@pytest.mark.usefixtures("as_it_was")
 def test_what_the_machine_fails_is_listed_and_no_zero(course: Course, command: Commands) -> None:
     """A verdict that cannot be written, as on a full disk."""
-    checks, verdicts = course.root / "assignments" / ASSIGNMENT / "checks.py", course.verdicts()
-    text, folder, before = checks.read_text(), course.graded / "sum", booked(course.root)
-    shutil.move(folder, aside := course.root / "aside")
+    before, folder = booked(course.root), course.graded / "sum"
+    shutil.rmtree(folder)
     folder.touch()
-    try:
-        checks.write_text(text + "# mended\n")  # so there is something to grade again
-        status, output = command("grade", ASSIGNMENT, "--student", "sum")
-    finally:
-        checks.write_text(text)
-        folder.unlink()
-        shutil.move(aside, folder)
+    status, output = command("grade", ASSIGNMENT, "--student", "sum")
     assert status == 1 and "sum: the machine failed: " in output, output
     assert "could not be graded: 1" in output and "No student got a zero" in output
-    assert booked(course.root) == before and course.verdicts() == verdicts
+    assert booked(course.root) == before
 
 
 def test_what_was_graded_before_the_kill_was_not_run_again(course: Course) -> None:
@@ -131,7 +135,7 @@ def test_a_verdict_says_what_it_is_about(course: Course) -> None:
     secret = course.root / "grading" / "seeds" / ASSIGNMENT
     assert secret.stat().st_mode & 0o777 == 0o600
     (check,) = (c for c in Verdict.read(verdicts["sum"][0]).checks if c.score < c.max_score)
-    assert check.trace["world_size"] >= 2 and min(check.trace["bytes_sent"]) > 0
+    assert check.trace["world_size"] >= 2 and check.trace["events"]
 
 
 def test_plain_nbgrader_autograde_gives_the_same_grades(course: Course) -> None:
@@ -168,32 +172,25 @@ def test_status_counts_them(course: Course, command: Commands) -> None:
 def test_a_mended_check_changes_nothing_before_it_is_booked(
     course: Course, command: Commands
 ) -> None:
-    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
-    text = checks.read_text()
-    before = booked(course.root)
+    text, before = checks_of(course).read_text(), booked(course.root)
     students = ("--student", "sum", "--student", "right")
-    try:
-        checks.write_text(
-            text + "CHECKS['average_gradients'] = replace(CHECKS['average_gradients'],"
-            " judge=lambda case, inputs, outputs: None)\n"
-        )
-        _, output = command("status", ASSIGNMENT)
-        # All are outdated, and the old points are still booked.
-        assert output.splitlines()[1].split()[2:6] == ["0", "9", "0", "9"], output
-        status, output = command("regrade", ASSIGNMENT, "--changed", *students)
-        assert status == 0, output
-        assert "1 gain, 0 lose, 1 keep their points" in output
-        assert re.search(r"\+3 +average_gradients", output) and "Nothing was booked" in output
-        assert booked(course.root) == before
-        unbooked = grade.book_class(
-            course.root, ASSIGNMENT, ["crash"], Settings.of(load_config(course.root))
-        )
-        assert unbooked == ["crash"]  # what changes between grading and booking is no grade
-        status, output = command("grade", ASSIGNMENT, *students)
-        assert status == 0 and "(2 of them unchanged" in output, output
-        assert booked(course.root)["sum"]["average_gradients"] == TASKS["average_gradients"]
-    finally:
-        checks.write_text(text)
+    no_judge = "replace(CHECKS[TASKS[1]], judge=lambda case, inputs, outputs: None)"
+    append(checks_of(course), f"CHECKS[TASKS[1]] = {no_judge}\n")
+    _, output = command("status", ASSIGNMENT)
+    # All are outdated, and the old points are still booked.
+    assert output.splitlines()[1].split()[2:6] == ["0", "9", "0", "9"], output
+    status, output = command("regrade", ASSIGNMENT, "--changed", *students)
+    assert status == 0, output
+    assert "1 gain, 0 lose, 1 keep their points" in output
+    assert re.search(r"\+3 +average_gradients", output) and "Nothing was booked" in output
+    assert booked(course.root) == before
+    settings = Settings.of(load_config(course.root))
+    unbooked = grade.book_class(course.root, ASSIGNMENT, ["crash"], settings)
+    assert unbooked == ["crash"]  # what changes between grading and booking is no grade
+    status, output = command("grade", ASSIGNMENT, *students)
+    assert status == 0 and "(2 of them unchanged" in output, output
+    assert booked(course.root)["sum"]["average_gradients"] == TASKS["average_gradients"]
+    checks_of(course).write_text(text)
     status, output = command("grade", ASSIGNMENT, *students)  # the first verdicts are still there
     assert "graded: 2 (2 of them unchanged" in output, output
     assert booked(course.root) == before
@@ -217,15 +214,10 @@ def test_points_by_hand_need_not_be_given_again(course: Course, command: Command
             return {name for name, grade in grades.items() if grade.needs_manual_grade}
 
     assert waiting(**by_hand) == set()
-    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
-    text = checks.read_text()
-    try:
-        checks.write_text(text + "# mended\n")
-        status, output = command("grade", ASSIGNMENT, *student)
-        assert status == 0 and "graded: 1 (0 of them unchanged" in output, output
-        assert waiting() == set()
-    finally:
-        checks.write_text(text)
+    append(checks_of(course), "# mended\n")
+    status, output = command("grade", ASSIGNMENT, *student)
+    assert status == 0 and "graded: 1 (0 of them unchanged" in output, output
+    assert waiting() == set()
     path = course.root / "grading/submitted/sum" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     (answer,) = (
@@ -244,8 +236,7 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
     course: Course, command: Commands
 ) -> None:
     """A deadline, a policy and points by hand that come later; nobody is graded again."""
-    config = course.root / "nbgrader_config.py"
-    text, url = config.read_text(), load_config(course.root).CourseDirectory.db_url
+    url = load_config(course.root).CourseDirectory.db_url
     with Gradebook(url, "sgd-to-ddp") as book:
         book.update_or_create_assignment(ASSIGNMENT, duedate=datetime(2026, 11, 20, 12))
         for student, hours in (("right", 1), ("sum", 25), ("crash", -1)):
@@ -267,25 +258,22 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
     now = penalties()
     assert now["right"][0] == now["right"][1] > 0 and now["sum"][0] == now["sum"][1] > 0
     assert now["crash"][1] == 0
-    try:
-        config.write_text(text + "c.LateSubmissionPlugin.penalty_method = 'none'\n")
-        status, output = command(*grade_one)
-        assert status == 0 and "late penalties changed for 3 submissions" in output, (
-            output
-        )  # and "late"
-        assert not any(penalty for _, penalty in penalties().values())
-        per_day = 'c.AssignLatePenalties.plugin_class = "autograder.late_policy.PerDay"\n'
-        config.write_text(text + per_day + "c.PerDay.share = 0.25\n")
-        (course.root / "grading/extensions.csv").write_text(
-            f"assignment,student_id,until\n{ASSIGNMENT},right,2026-11-21 12:00 UTC\n"
-        )
-        status, output = command(*grade_one)
-        assert status == 0, output
-        now = penalties()
-        assert now["right"][1] == 0, "its own deadline"
-        assert now["sum"][1] == 0.5 * now["sum"][0], "two days have begun"
-    finally:
-        config.write_text(text)
+    append(options_of(course), "c.LateSubmissionPlugin.penalty_method = 'none'\n")
+    status, output = command(*grade_one)
+    assert status == 0 and "late penalties changed for 3 submissions" in output, (
+        output
+    )  # and "late"
+    assert not any(penalty for _, penalty in penalties().values())
+    per_day = 'c.AssignLatePenalties.plugin_class = "autograder.late_policy.PerDay"\n'
+    append(options_of(course), f"{per_day}c.PerDay.share = 0.25\n")
+    (course.root / "grading/extensions.csv").write_text(
+        f"assignment,student_id,until\n{ASSIGNMENT},right,2026-11-21 12:00 UTC\n"
+    )
+    status, output = command(*grade_one)
+    assert status == 0, output
+    now = penalties()
+    assert now["right"][1] == 0, "its own deadline"
+    assert now["sum"][1] == 0.5 * now["sum"][0], "two days have begun"
 
 
 def test_the_report_on_the_class(course: Course, command: Commands) -> None:

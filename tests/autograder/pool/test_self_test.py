@@ -69,41 +69,23 @@ def new_sandbox() -> Iterator[None]:
     close()
 
 
-def graded(course: Course, *names: str) -> dict[str, Outcome]:
-    """Grade some of the class as a worker does; return their outcomes."""
-    folders = Folders.at(course.root)
-    test = self_test.SelfTest(folders.source / ASSIGNMENT, folders.release / ASSIGNMENT, Settings())
-    paths = {n: folders.submitted / n / ASSIGNMENT / f"{ASSIGNMENT}.ipynb" for n in names}
-    return {n: workers.grade(folders, path, Settings(), test) for n, path in paths.items()}
-
-
-def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Break this machine: every case ends like a student's program that fails."""
-
-    def runner(self: Submission, *_: object, **__: object) -> Callable[..., Any]:
-        def run(*_: object) -> Any:
-            raise RanksError("Rank 0 raised ImportError: there is no Python here")
-
-        return run
-
-    monkeypatch.setattr(Submission, "runner", runner)
-
-
 # A worker ---------------------------------------------------------------------------------------
 
 
 FAKE_WORKER = """
-import json, os, sys, time
-answers = open(int(sys.argv[1]), "w", buffering=1, closefd=False)
+import json, os, socket, sys, time
+lines = socket.socket(fileno=int(sys.argv[1])).makefile("rw")
+def say(text, end="\\n"):
+    print(text, end=end, file=lines, flush=True)
 failed = dict(path="", failed="x", fault="the machine failed")
 how = sys.argv[2]
 if how == "says nothing":
     time.sleep(600)
-print(json.dumps(failed if how == "does not start" else {"path": ""}), file=answers)
-for line in sys.stdin if how != "does not start" else ():
+say(json.dumps(failed if how == "does not start" else {"path": ""}))
+for line in lines if how != "does not start" else ():
     path = json.loads(line)
     if how == "dies in a line":
-        print('{"path": "', end="", file=answers, flush=True)
+        say('{"path": "', end="")
         sys.exit(3)
     if how == "is killed" and not os.path.exists(path + ".seen"):
         open(path + ".seen", "w").close()
@@ -111,7 +93,7 @@ for line in sys.stdin if how != "does not start" else ():
     if how == "takes long" and "/late/" not in path:
         time.sleep(600)
     right = "/late/" in path or how == "is killed"
-    print(json.dumps({**({} if right else failed), "path": path}), file=answers)
+    say(json.dumps({**({} if right else failed), "path": path}))
 """
 
 
@@ -241,7 +223,9 @@ def test_a_check_that_is_broken(
     checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     broken = f"CHECKS = {{name: replace(check, {code}) for name, check in CHECKS.items()}}\n"
     checks.write_text(checks.read_text() + broken)
-    (outcome,) = graded(course, "sum").values()
+    folders = Folders.at(course.root)
+    test = self_test.SelfTest(folders.source / ASSIGNMENT, folders.release / ASSIGNMENT, Settings())
+    outcome = workers.grade(folders, paths_of(course)[1], Settings(), test)
     assert outcome.fault == fault and message in outcome.failed, outcome
     assert not course.verdicts()
 
@@ -255,21 +239,24 @@ def test_plain_nbgrader_books_nothing_either(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = NbGraderAPI(config=load_config(course.root))
-    with monkeypatch.context() as patch:
-        loses_everything(patch)
+
+    def run(*_: object) -> Any:
+        raise RanksError("Rank 0 raised ImportError: there is no Python here")
+
+    with monkeypatch.context() as patch:  # every case ends like a student's program that fails
+        patch.setattr(Submission, "runner", lambda *_, **__: run)
         outcome = api.autograde(ASSIGNMENT, "right")
     assert not outcome["success"] and "a right solution got " in outcome["log"], outcome
     points = [value for task, value in booked(course.root)["right"].items() if task in TASKS]
     assert points == [None] * len(TASKS), "nbgrader has noted who handed in, and no points"
     assert api.autograde(ASSIGNMENT, "right")["success"]
-    folders = Folders.at(course.root)
-    source, release = folders.source / ASSIGNMENT, folders.release / ASSIGNMENT
-    trusted = autograde.self_test_of(source, release, Settings())
-    before = trusted.sandbox
-    assert before is not None
-    before[0].close()
+    (sandbox,) = examine._warm.values()
+    before = sandbox.passed
+    sandbox.close()
+    sandbox.warm()
+    assert before is not None and sandbox.passed is None
     assert api.autograde(ASSIGNMENT, "sum")["success"]
-    assert trusted.sandbox not in (None, before), "a new sandbox is asked as well"
+    assert sandbox.passed is before, "a new sandbox is asked as well"
     assert booked(course.root)["right"]["average_gradients"] == TASKS["average_gradients"]
 
 
@@ -281,5 +268,4 @@ def test_plain_nbgrader_books_nothing_either(
 def test_every_assignment_has_a_self_test(source: Path) -> None:
     test = self_test.SelfTest(source, ROOT / "assignments" / source.name, Settings())
     test.run()
-    assert test.trusted()
     print(f"{source.name}: {test.seconds:.1f} s")

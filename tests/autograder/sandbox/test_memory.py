@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from autograder.sandbox import memory
 from autograder.sandbox.cores import cores_of
 from autograder.sandbox.memory import MemoryGroup, descendants, exact_memory, held_memory
 
@@ -26,15 +27,16 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if path.name.startswith("sgd-to-ddp"):
             for name in ("cgroup.procs", "memory.max", "memory.swap.max", "pids.max"):
                 (path / name).touch()
-            (path / "memory.events").write_text("low 0\noom 7\noom_kill 9\n")
             (path / "memory.events.local").write_text("low 0\noom 3\noom_kill 9\n")
 
     monkeypatch.setattr(Path, "mkdir", with_its_files)
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_own_group", lambda: "/mine")
     return tmp_path
 
 
 def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
-    group = MemoryGroup.make(1000, 7, cgroups, "/mine")
+    group = MemoryGroup.make(1000, 7)
     assert group is not None and group.path.parent == cgroups / "mine"
     assert (group.path / "memory.max").read_text() == "1000"
     assert (group.path / "pids.max").read_text() == "7"
@@ -43,37 +45,22 @@ def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
     assert (group.path / "cgroup.procs").read_text() == "42"
     # Nine of its processes were killed for want of memory, and three times its own limit was met.
     assert group.times_over() == 3
-    (group.path / "memory.events.local").unlink()  # before Linux 5.2
-    assert group.times_over() == 7
-
-
-def test_where_none_may_be_made_nothing_is_left(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").touch()
-    (tmp_path / "mine").mkdir()  # without a kernel's files, as where version 2 has no controllers
-    assert MemoryGroup.make(1000, 7, tmp_path, "/mine") is None
-    assert MemoryGroup.make(1000, 7, tmp_path, "/no/such") is None
-    assert {path.name for path in tmp_path.rglob("*/")} <= {"mine", "cgroup.controllers"}
-
-
-def test_a_group_is_removed_and_whoever_has_ended_is_not_added(
-    cgroups: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = MemoryGroup.make(1000, 7, cgroups, "/mine")
-    assert group is not None
-    write = Path.write_text
-
-    def gone(path: Path, text: str) -> int:
-        if path.name == "cgroup.procs" and text == "41":
-            raise ProcessLookupError  # as the kernel says it
-        return write(path, text)
-
-    monkeypatch.setattr(Path, "write_text", gone)
-    group.add([41, 42])
-    assert (group.path / "cgroup.procs").read_text() == "42"
     for file in list(group.path.iterdir()):
         file.unlink()  # a real group's files go with it
     group.close()
     assert not group.path.exists() and group.times_over() == 0
+
+
+@pytest.mark.parametrize("group", ["/mine", "/no/such"])
+def test_where_none_may_be_made_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    (tmp_path / "cgroup.controllers").touch()
+    (tmp_path / "mine").mkdir()  # without a kernel's files, as where version 2 has no controllers
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_own_group", lambda: group)
+    assert MemoryGroup.make(1000, 7) is None
+    assert {path.name for path in tmp_path.rglob("*/")} <= {"mine", "cgroup.controllers"}
 
 
 def test_memory_that_processes_share_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
