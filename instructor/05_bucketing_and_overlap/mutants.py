@@ -198,8 +198,8 @@ hook_buckets__one_order_edited = edits_of(
         "shares_its_state",
         "two models at once",
         "group=None):",
-        "group=None, ready=set()):",
-        also=(("ready, sent = set(), {}", "sent = {}"),),
+        "group=None, ready=set(), sent={}):",
+        also=(("ready, sent = set(), {}", ""),),
     ),
     Mutant("keeps_what_was_sent", "the result of the step before", "sent.clear()", "pass"),
     Mutant(
