@@ -228,12 +228,7 @@ is_right__two_calls_each_edited = edits_of(
     Mutant("looks_at_rank_0", "gives the mean to one rank only", "(gradients)", "(gradients)[:1]"),
     Mutant("no_zeros", "It leaves gradients alone that are all zero", "first[0][3] *= 0", "pass"),
     Mutant("nothing_large", "It cuts off large gradients", "300 * g", "2 * g"),
-    Mutant(
-        "same_bits",
-        "refuses a right solution",
-        "(grads[i] - mean).abs().max() > 1e-3",
-        "not torch.equal(grads[i], mean)",
-    ),
+    Mutant("same_bits", "refuses a right solution", "abs().max() > 1e-3", "any()"),
     Mutant("frozen_not_looked_at", "frozen parameters a gradient", "grads[1] is not None", "False"),
     Mutant("first_only", "It averages only the first gradient", "in (0, 2, 3)", "in (0,)"),
     Mutant("accepts_all", "It adds up and does not divide", "return False", "return True"),

@@ -237,12 +237,7 @@ ring_all_reduce__in_one_loop_edited = edits_of(
         "tensor_split",
         "chunk(k) if len(flat) % k != 1 else flat.tensor_split",
     ),
-    Mutant(
-        "gathers_without_the_group",
-        "In one group of all ranks, the same case passes",
-        "=group",
-        "=group if step < k - 1 else None",
-    ),
+    Mutant("gathers_in_the_world", "In one group", "=group", "=group if step < k - 1 else None"),
 )
 
 
