@@ -319,12 +319,19 @@ def run_evaluate(evaluate: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``evaluate(model, loss_fn, x, y, batch_size, group=group)``; report the model's rows."""
     model = Watched(inputs["weights"])
     case.model(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for param in model.parameters():
         param.grad = torch.ones_like(param)
     x, y, size = inputs["x"], inputs["y"], inputs["batch_size"]
     answer: Any = evaluate(model, loss_of(inputs["loss"]), x, y, size, group=case.group)
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise TypeError(f"evaluate returns {answer!r:.60}, not a pair (mean loss, accuracy)")
+    if any(p.grad is None or not bool((p.grad == 1).all()) for p in model.parameters()):
+        raise RuntimeError("evaluate changes the gradients of the model, but must change nothing")
+    # In training mode BatchNorm changes its buffers. Then the report must be about the mode.
+    moved = any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    if moved and not model.trained:
+        raise RuntimeError("evaluate changes parameters or buffers, but must change nothing")
     loss, accuracy = answer
     numbers = {LOSS: loss, ACCURACY: accuracy}
     if not inputs["compares"]:
@@ -335,9 +342,6 @@ def run_evaluate(evaluate: Callable[..., Any], inputs: Any, case: Given) -> Any:
         **numbers,
         f"rows that the model was given beyond {share} of {len(x)}": max(0, sum(lengths) - share),
         f"rows beyond {size} that it was given at once": max([0, *(n - size for n in lengths)]),
-        # In training mode BatchNorm changes its buffers, but the mode is reported before them.
-        "parameter or buffer {}, which must stay as it is": [*model.state_dict().values()],
-        "gradient {}, which must stay as it is": [param.grad for param in model.parameters()],
     }
 
 
