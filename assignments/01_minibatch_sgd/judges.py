@@ -107,11 +107,10 @@ def _judge_epoch(inputs: Any, batches: Sequence[Tensor]) -> None:
     last_sizes = [n % size] if n % size and not inputs["drop_last"] else []
     sizes, right = [len(batch) for batch in batches], [size] * (n // size) + last_sizes
     if sizes != right:
-        hint = "Leave out a batch only if drop_last=True, and only a shorter one at the end."
-        if sizes[: n // size] != right[: n // size]:
-            hint = f"Each batch has batch_size = {size} rows; only the last one may have fewer."
-        if set(sizes) <= {size} and len(sizes) < n // size:
-            hint = f"Keep every full batch, here {n // size}. Leave out only a shorter last batch."
+        hint = (
+            f"Each batch has batch_size = {size} rows. Only the last one may be shorter, and it is "
+            "left out only if it is shorter, and only if drop_last=True."
+        )
         raise Wrong(f"{call}: the batches have {sizes} rows, expected {right}", hint)
     rows = Counter(row for batch in batches for row in batch.tolist())
     if not set(rows) <= set(range(n)):
@@ -133,9 +132,10 @@ def _judge_chances(call: str, epochs: Sequence[str], possible: set[str]) -> None
         raise Wrong(f"{call}: a later epoch has the batches {strange[0] or 'of no row numbers'}")
     if equally_likely(counts.values(), len(possible)):
         return
-    hint = "Every order of the rows must be equally likely: a shuffle by hand may prefer some."
-    if len(counts) < len(possible):
-        hint = "Every order of the rows must be possible: shuffle the rows, not the batches."
+    hint = (
+        "Every order of the rows must be equally likely: shuffle the rows, not the batches. A "
+        "shuffle by hand may prefer some orders."
+    )
     often, count = counts.most_common(1)[0]
     raise Wrong(
         f"{call}: the batches {often} come in {count} of {len(epochs)} epochs, expected about "
@@ -148,6 +148,11 @@ def _judge_chances(call: str, epochs: Sequence[str], possible: set[str]) -> None
 
 TWICE, MORE = "variance returned by call {}", "variance returned by later call {}"
 BEFORE, WEIGHTS = ".grad of parameter {} after the calls", "parameter {} after the calls"
+OF_ALL_ROWS = (
+    "The variance is the mean of |g_B - ∇F|² over num_batches batches. ∇F is the mean over all "
+    "rows, not the mean of the drawn batches. Draw each batch without replacement. |…|² is a sum "
+    "over all parameters."
+)
 
 
 def _form(case: Case, inputs: Sequence[Any], rank: int) -> Any:
@@ -169,10 +174,9 @@ def drawn_anew(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) ->
     size, count = rank_inputs["batch_size"], rank_inputs["batches"]
     rows = _row_gradients(rank_inputs)
     full, n = rows.mean(0), len(rows)
-    means = {drawn: rows[list(drawn)].mean(0) for drawn in combinations(range(n), size)}
-    lengths = {drawn: (mean - full).square().sum().item() for drawn, mean in means.items()}
+    means = [rows[list(drawn)].mean(0) for drawn in combinations(range(n), size)]
+    different = sorted((mean - full).square().sum().item() for mean in means)
     near = {"float64": 1e-10}.get(case.form.dtype, 1e-5) * (rows - full).square().sum().item()
-    different = sorted(lengths.values())
     different = [a for a, b in zip(different, [*different[1:], inf], strict=True) if b - a > near]
     batches = f"{count} batch{'es' * (count > 1)}"
     call = f"the variance of {batches} of {size} of {n} rows"
@@ -189,7 +193,7 @@ def drawn_anew(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) ->
             raise Wrong(
                 f"{call} is {got:.5g}, but {batches} cannot have this mean: for a single "
                 f"batch, |g_B - ∇F|² can only be one of {possible}",
-                _named_otherwise(got, list(means.values()), count, near),
+                OF_ALL_ROWS,
             )
         draws.update(fitting)
     if first != again:
@@ -231,22 +235,6 @@ def _judge_draws(
     if absent := sorted(set(different) - {length for drawn in draws for length in drawn}):
         hint = "Every combination of rows must be possible as a batch."
         raise Wrong(f"{call}: in all calls, no batch has |g_B - ∇F|² = {absent[0]:.5g}", hint)
-
-
-def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: float) -> str:
-    """Return a hint, a special one if `got` is the spread of some batches around their own mean."""
-    for drawn in combinations_with_replacement(means, count):
-        spread = (torch.stack(drawn) - torch.stack(drawn).mean(0)).square().sum().item()
-        for divisor in (count, max(1, count - 1)):
-            if abs(spread / divisor - got) <= near:
-                return (
-                    "This is the spread around the mean of the drawn batches, but ∇F is the mean "
-                    "over all rows."
-                )
-    return (
-        "The variance is the mean of |g_B - ∇F|² over num_batches batches. Draw each batch without "
-        "replacement. |…|² is a sum over all parameters."
-    )
 
 
 def _row_gradients(inputs: Any) -> Tensor:

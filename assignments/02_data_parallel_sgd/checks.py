@@ -17,14 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib.checking import (
-    Allowed,
-    Draw,
-    Given,
-    Variety,
-    by_reference,
-    sends_at_most,
-)
+from course_lib.checking import Allowed, Draw, Given, Variety, by_reference, sends_at_most
 from course_lib.checking.on_ranks.leaves import with_tensors
 from course_lib.checking.testing import Candidate, testing_task
 

@@ -13,15 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checking import (
-    NETWORK,
-    Allowed,
-    Case,
-    Draw,
-    Given,
-    Variety,
-    by_reference,
-)
+from course_lib.checking import NETWORK, Allowed, Case, Draw, Given, Variety, by_reference
 from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.ranks import Network
 

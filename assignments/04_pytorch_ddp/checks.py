@@ -63,8 +63,6 @@ SMALL = 512  # bytes that a rank may send in addition to its gradients
 
 # Task 1: the batches of a rank --------------------------------------------------------------------
 
-_EXPECTED = "expected a list of lists of row numbers"
-
 
 def draw_calls(d: Draw) -> list[Any]:
     """Draw several calls: a length, a batch size, an epoch and a seed for each."""
@@ -85,10 +83,11 @@ def run_batches(my_batches: Callable[..., Any], inputs: Any, case: Given) -> Any
     received = {}
     for call in inputs["calls"]:
         batches = my_batches(*call, group=case.group)
-        if not isinstance(batches, list | tuple):
-            raise TypeError(f"my_batches returns {type(batches).__name__}, {_EXPECTED}")
-        if any(isinstance(batch, int) for batch in batches):
-            raise TypeError(f"my_batches returns {batches!r:.40}, {_EXPECTED}")
+        listed = isinstance(batches, list | tuple)
+        if not listed or any(isinstance(batch, int) for batch in batches):
+            raise TypeError(
+                f"my_batches returns {batches!r:.40}, expected a list of lists of row numbers"
+            )
         received[_batches(*call)] = str([[int(row) for row in batch] for batch in batches])
     return received
 
@@ -460,7 +459,7 @@ def run_save(save_checkpoint: Callable[..., Any], inputs: Any, case: Given) -> A
 
 WROTE_MISTAKES = {
     "a file on the wrong rank. Only the group's first rank writes a file: the one with "
-    "dist.get_rank(group) == 0": lambda inputs, me, expected: {WROTE: not expected[me][WROTE]},
+    "dist.get_rank(group) == 0": lambda inputs, me, expected: {WROTE: not expected[me][WROTE]}
 }
 
 
@@ -579,12 +578,14 @@ def run_tokens(step: Callable[..., Any], inputs: Any, case: Given) -> Any:
     return {GRADIENT: [param.grad for param in model.parameters()], LOSS: loss}
 
 
-def tokens_if(
-    mean: Callable[[list[int], list[Tensor]], Tensor], counts_all: bool = False
-) -> Callable[..., Any]:
-    """Return the mistake of this mean: of the ranks' numbers of labels, and sums of gradients.
+def clipped(gradient: Tensor) -> Tensor:
+    return gradient / max(1.0, float(gradient.norm()))
 
-    With `counts_all`, tokens without a label are counted, too.
+
+def tokens_if(mean: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+    """Return the mistake with this gradient, ``mean(labels, tokens, sums)``.
+
+    The ranks' numbers of labels and of tokens are (K, 1), their sums of gradients (K, D).
     """
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
@@ -595,51 +596,34 @@ def tokens_if(
             x, y = torch.cat(rank_inputs["x"]).double(), torch.cat(rank_inputs["y"])
             F.cross_entropy(model(x), y, reduction="sum").backward()
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-            counts.append(len(y) if counts_all else int((y != UNLABELLED).sum()))
+            counts.append(torch.tensor([(y != UNLABELLED).sum(), len(y)]))
             sums.append(torch.cat([grad.flatten() for grad in grads]))
-        pieces = mean(counts, sums).split([weight.numel() for weight in inputs[me]["weights"]])
-        right = expected[me][GRADIENT]
+        labels, tokens = torch.stack(counts).split(1, dim=1)
+        gradient = clipped(mean(labels, tokens, torch.stack(sums)))
+        pieces = gradient.split([weight.numel() for weight in inputs[me]["weights"]])
         return {
             GRADIENT: [
-                gradient if gradient is None else piece.view_as(gradient).to(gradient.dtype)
-                for piece, gradient in zip(pieces, right, strict=True)
+                right if right is None else piece.view_as(right).to(right.dtype)
+                for piece, right in zip(pieces, expected[me][GRADIENT], strict=True)
             ]
         }
 
     return mistake
 
 
-def clipped(gradient: Tensor) -> Tensor:
-    return gradient / max(1.0, float(gradient.norm()))
-
-
-def mean_of_all(counts: list[int], sums: list[Tensor]) -> Tensor:
-    return clipped(torch.stack(sums).sum(0) / sum(counts))
-
-
-def mean_of_means(counts: list[int], sums: list[Tensor]) -> Tensor:
-    means = [total / max(1, count) for count, total in zip(counts, sums, strict=True)]
-    return clipped(torch.stack(means).mean(0))
-
-
-def divided_twice(counts: list[int], sums: list[Tensor]) -> Tensor:
-    return clipped(torch.stack(sums).sum(0) / sum(counts) / len(counts))
-
-
-def clipped_by_each(counts: list[int], sums: list[Tensor]) -> Tensor:
-    k = len(counts)
-    return torch.stack([clipped(k * total / sum(counts)) for total in sums]).mean(0)
+def clipped_by_each(labels: Tensor, tokens: Tensor, sums: Tensor) -> Tensor:
+    return torch.stack([clipped(len(sums) * rank / labels.sum()) for rank in sums]).mean(0)
 
 
 TOKEN_MISTAKES = {
     "a mean of the ranks' means: a label counts more on a rank that has few": tokens_if(
-        mean_of_means
+        lambda labels, tokens, sums: (sums / labels.clamp(min=1)).mean(0)
     ),
     "the mean divided by the number of ranks: DDP divides by it once more": tokens_if(
-        divided_twice
+        lambda labels, tokens, sums: sums.mean(0) / labels.sum()
     ),
     "the mean over all tokens, but tokens without a label do not count": tokens_if(
-        mean_of_all, counts_all=True
+        lambda labels, tokens, sums: sums.sum(0) / tokens.sum()
     ),
     "the mean of gradients that each rank clipped before: clip once, after the mean": tokens_if(
         clipped_by_each

@@ -31,12 +31,7 @@ def draw_weights(d: Draw, size: float, shapes: Sequence[tuple[int, ...]] = SHAPE
 
 def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the loss of this name as a task promises it: a mean, without options."""
-
-    def loss_fn(input: Tensor, target: Tensor) -> Tensor:
-        value: Tensor = getattr(F, name)(input, target)
-        return value
-
-    return loss_fn
+    return lambda input, target: getattr(F, name)(input, target)
 
 
 def targets_of(loss: str, scores: Tensor) -> Tensor:
@@ -76,7 +71,6 @@ class ScaledTanh(nn.Tanh):
 
     def __init__(self, scale: Tensor) -> None:
         super().__init__()
-        self.scale: Tensor
         self.register_buffer("scale", scale.clone())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,8 +93,7 @@ class Watched(nn.Module):
         """Return the outputs of these rows."""
         self.rows.append(len(x))
         self.trained |= any(module.training for module in self.layers)
-        outputs: Tensor = self.layers(x)
-        return outputs
+        return self.layers(x)
 
 
 class Experts(nn.Module):

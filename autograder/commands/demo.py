@@ -89,7 +89,7 @@ def make_submissions(source: Path, released: Path) -> dict[str, NotebookNode]:
     return {
         "right": with_mutants(),
         "right-differently": with_mutants(
-            ("shard_bounds", "by_rounding_up"),
+            ("shard_bounds", "empty_ones_at_0"),
             ("average_gradients", "flat"),
             ("data_parallel_step", "averages_weights_by_rows"),
         ),

@@ -10,17 +10,6 @@ from course_lib.checking.mutants import Mutant, edits_of, fails, passes
 
 
 @passes
-def minibatches__one_draw_after_the_other(n, batch_size, generator, drop_last=False):
-    left = list(range(n))
-    while len(left) >= batch_size or (left and not drop_last):
-        batch = []
-        while left and len(batch) < batch_size:
-            place = int(torch.randint(len(left), (), generator=generator))
-            batch.append(left.pop(place))
-        yield torch.tensor(batch)
-
-
-@passes
 def minibatches__sorted_random_numbers(n, batch_size, generator, drop_last=False):
     keys = torch.rand(n, generator=generator, dtype=torch.float64)
     order = keys.argsort()
@@ -35,8 +24,8 @@ minibatches__sorted_random_numbers_edited = edits_of(
     Mutant("global_generator", "the same seed gives other batches", ", generator=generator", ""),
     Mutant("reseeds", "epochs in a row have the same batches", ", dtype", ".manual_seed(7), dtype"),
     Mutant(
-        "keeps_neighbours_together",
-        "shuffle the rows, not the batches",
+        "keeps_neighbours",
+        "not the batches",
         "keys.argsort()",
         "torch.arange(n).roll(int(n * keys[0]))",
     ),
@@ -59,7 +48,7 @@ def minibatches__imports_the_reference(n, batch_size, generator, drop_last=False
     return reference(n, batch_size, generator, drop_last)
 
 
-@fails("a shuffle by hand may prefer some")
+@fails("A shuffle by hand may prefer some")
 def minibatches__swaps_with_any_row(n, batch_size, generator, drop_last=False):
     rows = torch.arange(n)
     for i in range(n):
@@ -92,35 +81,13 @@ sgd_step__in_no_grad_edited = edits_of(
     Mutant("climbs", "the sign is wrong", "-=", "+="),
     Mutant("in_new_memory", "in its own memory", "param -= lr *", "param.data = param.data - lr *"),
     Mutant("walks_twice", "a second loop", "in params", "in params if list(params) else ()"),
+    Mutant("forgets_frozen_ones", "a frozen parameter", "if param.grad is not None:", "if True:"),
+    Mutant("scales", "changes .grad", "lr * param.grad", "param.grad.mul_(lr); param.grad /= lr"),
     Mutant(
-        "stops_at_a_frozen_parameter",
-        "a frozen parameter",
-        "if param.grad is not None:",
-        """
-        if param.grad is None:
-            break
-        if True:
-        """,
-    ),
-    Mutant(
-        "scales_the_gradient_there_and_back",
-        "the function changes .grad, which must stay as it is",
-        "lr * param.grad",
-        "param.grad.mul_(lr); param.grad.div_(lr)",
-    ),
-    Mutant(
-        "by_the_optimizer",
-        "SGD cannot be used: it is what this task asks you to write",
-        "param -= lr * param.grad",
-        "torch.optim.SGD([param], lr).step()",
+        "by_sgd", "SGD cannot", "param -= lr * param.grad", "torch.optim.SGD([param], lr).step()"
     ),
     Mutant("clips", "expected", "= lr * param.grad", "= lr * param.grad.clamp(-5, 5)"),
-    Mutant(
-        "skips_what_is_not_finite",
-        "an inf or a NaN in a gradient",
-        "is not None:",
-        "is not None and param.grad.isfinite().all():",
-    ),
+    Mutant("skips_inf", "an inf or a NaN", "None:", "None and param.grad.isfinite().all():"),
     Mutant(
         "into_the_copy_of_reshape",
         "what goes into a copy does not reach the tensor",
@@ -147,22 +114,10 @@ def accumulate_gradients__weighted(model, loss_fn, x, y, micro_batch_size):
 
 accumulate_gradients__weighted_edited = edits_of(
     accumulate_gradients__weighted,
-    Mutant(
-        "mean_of_means",
-        "the last micro-batch is shorter",
-        "(len(rows) / len(x))",
-        "1 / math.ceil(len(x) / micro_batch_size)",
-    ),
+    Mutant("mean_of_means", "is shorter", "(len(rows) / len(x))", "1 / len(x[::micro_batch_size])"),
     Mutant("never_clears", "added to the .grad from before the call", "model.zero_grad()", "pass"),
-    Mutant(
-        "forward_on_all_rows",
-        "rows of forward pass 0",
-        "model(rows)",
-        "model(x)[start : start + micro_batch_size]",
-    ),
-    Mutant(
-        "last_loss", "loss returned by call", "+= part.item()", "= part.item() * len(x) / len(rows)"
-    ),
+    Mutant("forward_on_all", "in forward pass", "model(rows)", "model(x)[start:][: len(rows)]"),
+    Mutant("last_loss", "loss returned", "+= part.item()", "= part.item() * len(x) / len(rows)"),
     Mutant("sets_the_mode", "changes the mode of the model", "grad()", "grad(); model.train()"),
     Mutant(
         "one_backward_at_the_end",
@@ -176,6 +131,20 @@ accumulate_gradients__weighted_edited = edits_of(
         "a frozen layer",
         "model.zero_grad()",
         "for param in model.parameters(): param.grad = torch.zeros_like(param)",
+    ),
+    Mutant(
+        "adds_losses_in_float32",
+        None,
+        "total = 0.0",
+        "total = torch.zeros(())",
+        also=(("part.item()", "part.detach()"),),
+    ),
+    Mutant(
+        "adds_losses_in_bfloat16",
+        "loss returned",
+        "total = 0.0",
+        "total = torch.zeros((), dtype=torch.bfloat16)",
+        also=(("part.item()", "part.detach()"),),
     ),
     Mutant(
         "sums_in_float32",
@@ -233,18 +202,8 @@ def learning_rate__as_a_tensor(step, peak, warmup_steps, total_steps):
 learning_rate__by_formula_edited = edits_of(
     learning_rate__by_formula,
     Mutant("begins_with_0", "the first step would do nothing", "(step + 1)", "step"),
-    Mutant(
-        "cosine_of_all_steps",
-        "Count only the steps after the warm-up",
-        "(step - warmup_steps) / (total_steps - warmup_steps)",
-        "step / total_steps",
-    ),
-    Mutant(
-        "divides_by_the_warm_up",
-        "ZeroDivisionError",
-        "if step <",
-        "if (step + 1) / warmup_steps <= 1 and step <",
-    ),
+    Mutant("cosine_of_all_steps", "only the steps after the warm-up", " - warmup_steps", ""),
+    Mutant("divides_by_the_warm_up", "Division", "if step", "if 1 / warmup_steps and step"),
     Mutant(
         "keeps_the_first_peak",
         "keep nothing from one call to the next",
@@ -256,17 +215,8 @@ learning_rate__by_formula_edited = edits_of(
         "counts_the_calls",
         "rate in step",
         "total_steps):",
-        "total_steps, calls=[]):",
-        also=(
-            (
-                "if step < warmup_steps:",
-                """
-                step = len(calls) % total_steps
-                calls.append(step)
-                if step < warmup_steps:
-                """,
-            ),
-        ),
+        "total_steps, calls=iter(range(10**6))):",
+        also=(("if step <", "if (step := next(calls) % total_steps) <"),),
     ),
 )
 
@@ -313,12 +263,7 @@ gradient_variance__draw_by_draw_edited = edits_of(
         "randint(len(x), (batch_size,), generator=generator)",
     ),
     Mutant("mean_over_the_numbers", "|…|² is a sum", ".sum()", ".mean()"),
-    Mutant(
-        "the_first_batch_again",
-        "is the same number in each of",
-        "[:batch_size]",
-        ".sort().values[:batch_size]",
-    ),
+    Mutant("one_batch", "is the same number in", "[:batch_size]", ".sort().values[:batch_size]"),
     Mutant("global_generator", "second time, with the same seed", "x), generator=generator", "x)"),
     Mutant(
         "through_backward",
@@ -334,7 +279,7 @@ gradient_variance__draw_by_draw_edited = edits_of(
     ),
     Mutant(
         "torch_var",
-        "around the mean of the drawn batches",
+        "not the mean of the drawn batches",
         "total = 0.0",
         "drawn = []",
         also=(
@@ -345,12 +290,7 @@ gradient_variance__draw_by_draw_edited = edits_of(
             ("return total / num_batches", "return torch.stack(drawn).var(0).sum().item()"),
         ),
     ),
-    Mutant(
-        "at_most_20_batches",
-        "25 batches cannot have this mean",
-        "(num_batches)",
-        "(min(num_batches, 20))",
-    ),
+    Mutant("at_most_20", "cannot have this mean", "(num_batches)", "(min(num_batches, 20))"),
     Mutant(
         "takes_the_next_batch_of_an_epoch",
         "do not take the next batch of an epoch",
@@ -366,12 +306,6 @@ gradient_variance__draw_by_draw_edited = edits_of(
         "moves_the_weights_there_and_back",
         "the function changes weights, which must stay as it is",
         "full = gradient(slice(None))",
-        """
-        full = gradient(slice(None))
-        with torch.no_grad():
-            for param in model.parameters():
-                param += 0.1
-                param -= 0.1
-        """,
+        "full = gradient(slice(None)); [p.data.add_(0.1).sub_(0.1) for p in model.parameters()]",
     ),
 )

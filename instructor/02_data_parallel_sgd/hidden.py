@@ -28,24 +28,6 @@ def in_place(params, group=None):
             param.grad /= dist.get_world_size(group)
 
 
-def does_nothing(params, group=None):
-    return
-
-
-def to_one_rank(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            dist.reduce(param.grad, group=group, group_dst=0)
-            if dist.get_rank(group) == 0:
-                param.grad /= dist.get_world_size(group)
-
-
-def from_one_rank(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            dist.broadcast(param.grad, group=group, group_src=0)
-
-
 def keeps_zeros(params, group=None):
     for param in params:
         if param.grad is not None:
@@ -95,6 +77,8 @@ def only_once(params, group=None, calls=[]):
 
 
 K, SUM = "dist.get_world_size(group)", "dist.all_reduce(param.grad, group=group)"
+TO_ONE = "dist.reduce(param.grad, group=group, group_dst=0)"
+FROM_ONE = "dist.broadcast(param.grad, group=group, group_src=0)"
 # Every part of the points has right solutions, here or in checks.py, or a test that refuses
 # everything would get it.
 CANDIDATES = [
@@ -102,9 +86,12 @@ CANDIDATES = [
     Candidate(in_place, "averages in place", "every call", right=True),
     Candidate(in_place, "always divides by 2", "the mean", edits=((f"/= {K}", "/= 2"),)),
     Candidate(in_place, "divides twice", "the mean", edits=((SUM, f"param.grad /= {K}\n{SUM}"),)),
-    Candidate(does_nothing, "changes nothing", "every rank"),
-    Candidate(to_one_rank, "gives the mean to one rank only", "every rank"),
-    Candidate(from_one_rank, "gives all ranks the gradients of one of them", "every rank"),
+    Candidate(in_place, "changes nothing", "every rank", edits=((SUM, "return"),)),
+    Candidate(in_place, "gives the mean to one rank only", "every rank", edits=((SUM, TO_ONE),)),
+    Candidate(
+        *(in_place, "gives all ranks the gradients of one of them", "every rank"),
+        edits=((SUM, FROM_ONE), (f"param.grad /= {K}", "pass")),
+    ),
     Candidate(keeps_zeros, "leaves gradients alone that are all zero", "every gradient"),
     Candidate(
         *(in_place, "cuts off large gradients", "every gradient"),

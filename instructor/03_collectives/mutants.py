@@ -30,28 +30,15 @@ def tree_broadcast__doubling(tensor, src, group=None):
 
 tree_broadcast__doubling_edited = edits_of(
     tree_broadcast__doubling,
-    Mutant(
-        "into_the_copy_of_contiguous",
-        "what goes into a copy does not reach the tensor",
-        "copy_(data",
-        "contiguous().copy_(data",
-    ),
-    Mutant(
-        "never_received", "memory of torch.empty holds", "contiguous()", "new_empty(tensor.shape)"
-    ),
+    Mutant("into_a_copy", "does not reach the tensor", "copy_(data", "contiguous().copy_(data"),
+    Mutant("never_received", "memory of torch.empty", "contiguous()", "new_empty(tensor.shape)"),
     Mutant(
         "takes_src_for_a_number_in_the_group",
         "but src is a rank of the whole world",
         "dist.get_process_group_ranks(group).index(src)",
         "src",
     ),
-    Mutant(
-        "vectors_as_they_are",
-        "needs a contiguous tensor",
-        "()",
-        "() if tensor.dim() > 1 else tensor",
-        VIRTUAL,
-    ),
+    Mutant("only_matrices", "contiguous", "()", "() if tensor.dim() > 1 else tensor", VIRTUAL),
     Mutant("from_whoever_sends", None, "group=group, group_src=(rank - width) % k", "group=group"),
 )
 
@@ -231,12 +218,7 @@ def ring_all_reduce__padded(tensor, group=None):
 ring_all_reduce__in_one_loop_edited = edits_of(
     ring_all_reduce__in_one_loop,
     Mutant("leaves_inf", "has an inf or a NaN", "flat.view", "flat.nan_to_num().view"),
-    Mutant(
-        "into_a_copy",
-        "the tensor as it was before the call",
-        "tensor.copy_",
-        "tensor.clone().copy_",
-    ),
+    Mutant("into_a_copy", "as it was before the call", "tensor.copy_", "tensor.clone().copy_"),
     Mutant(
         "into_the_copy_of_reshape",
         "With contiguous tensors, the same case passes",
@@ -255,12 +237,7 @@ ring_all_reduce__in_one_loop_edited = edits_of(
         "tensor_split",
         "chunk(k) if len(flat) % k != 1 else flat.tensor_split",
     ),
-    Mutant(
-        "gathers_without_the_group",
-        "In one group of all ranks, the same case passes",
-        "=group",
-        "=group if step < k - 1 else None",
-    ),
+    Mutant("gathers_in_the_world", "In one group", "=group", "=group if step < k - 1 else None"),
 )
 
 

@@ -34,20 +34,13 @@ def assign_buckets__open_buckets(params, cap, first_cap):
 assign_buckets__open_buckets_edited = edits_of(
     assign_buckets__open_buckets,
     Mutant("forward_order", "in which the parameters were put in", "reversed(", "("),
-    Mutant("closes_after_the_cap", "the buckets are", "+ param.nbytes >", ">"),
+    Mutant("closes_after_the_cap", "position bytes dtype", "+ param.nbytes >", ">"),
     Mutant("includes_frozen", "some are frozen", "not param.requires_grad:", "False:"),
     Mutant("tied_at_its_last_use", "some are there twice", ".setdefault(param, i)", "[param] = i"),
     Mutant("mixes_dtypes", "two dtypes", "param.dtype", "'any'"),
-    Mutant(
-        "in_order_of_opening",
-        "the buckets stand in the order of their last members",
-        "sorted(buckets, key=min, reverse=True)",
-        "buckets",
-    ),
+    Mutant("in_order_of_opening", "their last members", "key=min, reverse=True", "key=bool"),
     Mutant("walks_twice", "a second loop over a generator", "params =", "list(params); params ="),
-    Mutant(
-        "four_bytes", "two bytes each", "param.nbytes", "max(4, param.itemsize) * param.numel()"
-    ),
+    Mutant("four_bytes", "two bytes", "param.nbytes", "max(4, param.itemsize) * param.numel()"),
     Mutant("first_cap_above_cap", "the buckets are", "min(cap, first_cap)", "first_cap"),
     Mutant("one_first_bucket", "two dtypes", "first_cap))", "first_cap) if not buckets else cap)"),
     Mutant(
@@ -79,24 +72,9 @@ def send_bucket__by_cat(params, group=None):
     return finish
 
 
-@passes
-def send_bucket__views(params, group=None):
-    params = list(params)
-    buffer = params[0].new_zeros(sum(param.numel() for param in params)).detach()
-    views = [
-        piece.view(param.shape)
-        for param, piece in zip(params, buffer.split([p.numel() for p in params]), strict=True)
-    ]
-    for param, view in zip(params, views, strict=True):
-        if param.grad is not None:
-            torch.div(param.grad, dist.get_world_size(group), out=view)
-        param.grad = view
-    return dist.all_reduce(buffer, group=group, async_op=True).wait
-
-
 send_bucket__by_cat_edited = edits_of(
     send_bucket__by_cat,
-    Mutant("leaves_inf", "an inf or NaN on rank 0", "piece.view", "piece.nan_to_num().view"),
+    Mutant("leaves_inf", "an inf or NaN", "piece.view", "piece.nan_to_num().view"),
     Mutant("sum", "the sum over the ranks", "flat / dist.get_world_size(group)", "flat"),
     Mutant(
         "divides_what_is_under_way",
@@ -108,25 +86,10 @@ send_bucket__by_cat_edited = edits_of(
     ),
     Mutant("forgets_to_wait", "never waits for the handle", "work.wait()", "pass"),
     Mutant(
-        "waits_at_once",
-        "send_bucket starts the sum, and finish waits for it",
-        "async_op=True)",
-        "async_op=True); work.wait()",
-        VIRTUAL,
+        "waits_at_once", "finish waits", "async_op=True)", "async_op=True); work.wait()", VIRTUAL
     ),
-    Mutant(
-        "whole_world",
-        "the result over all ranks, not over the group",
-        "group=group",
-        "group=None",
-        also=(("size(group)", "size()"),),
-    ),
-    Mutant(
-        "leaves_out_what_is_missing",
-        "lacks a gradient",
-        "list(params)",
-        "[p for p in params if p.grad is not None]",
-    ),
+    Mutant("whole_world", "over all ranks", "=group", "=None", also=(("size(group)", "size()"),)),
+    Mutant("leaves_out", "lacks a", "list(params)", "[p for p in params if p.grad is not None]"),
     Mutant(
         "one_by_one",
         "Send each bucket as one tensor",
@@ -140,12 +103,12 @@ send_bucket__by_cat_edited = edits_of(
     Mutant(
         "nothing_to_send_alone",
         None,
-        "work = dist.all_reduce(flat, group=group, async_op=True)",
-        """
-        alone = dist.get_world_size(group) == 1
-        work = None if alone else dist.all_reduce(flat, group=group, async_op=True)
-        """,
-        also=(("work.wait()", "alone or work.wait()"),),
+        "dist.all_reduce",
+        "size > 1 and dist.all_reduce",
+        also=(
+            ("work.wait()", "work and work.wait()"),
+            ("list(params)", "list(params); size = dist.get_world_size(group)"),
+        ),
     ),
     Mutant(
         "buffer_by_size",
@@ -162,33 +125,32 @@ send_bucket__by_cat_edited = edits_of(
 
 @passes
 def hook_buckets__one_order(buckets, group=None):
-    bucket_of = {param: number for number, params in enumerate(buckets) for param in params}
-    ready, sent = set(), []
+    number_of = {param: number for number, params in enumerate(buckets) for param in params}
+    ready, sent = set(), {}
 
-    def launch():
-        params = buckets[len(sent)]
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    def launch(number):
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in buckets[number]]
         flat = torch.cat([grad.detach().flatten() for grad in grads])
-        work = dist.all_reduce(flat, group=group, async_op=True)
-        sent.append((flat, work))
+        sent[number] = flat, dist.all_reduce(flat, group=group, async_op=True)
 
     def hook(param):
         ready.add(param)
         while len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):
-            launch()
+            launch(len(sent))
 
     def finish():
-        while len(sent) < len(buckets):
-            launch()
-        for params, (flat, work) in zip(buckets, sent, strict=True):
+        for number in range(len(buckets)):
+            if number not in sent:
+                launch(number)
+        for number, (flat, work) in sent.items():
             work.wait()
-            mean = flat / dist.get_world_size(group)
+            params, mean = buckets[number], flat / dist.get_world_size(group)
             for param, piece in zip(params, mean.split([p.numel() for p in params]), strict=True):
                 param.grad = piece.view(param.shape)
         ready.clear()
         sent.clear()
 
-    for param in bucket_of:
+    for param in number_of:
         if param.requires_grad:
             param.register_post_accumulate_grad_hook(hook)
     return finish
@@ -200,89 +162,53 @@ hook_buckets__one_order_edited = edits_of(
         "into_the_gradient_of_the_launch",
         ".grad is replaced",
         "param.grad = piece.view(param.shape)",
-        "grads[param].copy_(piece.view(param.shape))",
+        "launched[param].copy_(piece.view(param.shape))",
         also=(
-            ("ready, sent = set(), []", "ready, sent, grads = set(), [], {}"),
-            (
-                "grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]",
-                """
-                for p in params:
-                    p.grad = grads[p] = torch.zeros_like(p) if p.grad is None else p.grad
-                """,
-            ),
-            ("for grad in grads]", "for grad in map(grads.get, params)]"),
+            ("ready, sent = set(), {}", "ready, sent, launched = set(), {}, {}"),
+            ("flat = torch.cat", "launched.update(zip(buckets[number], grads)); flat = torch.cat"),
         ),
     ),
     Mutant(
-        "before_accumulation",
-        "gradient in step 0",
-        "register_post_accumulate_grad_hook(hook)",
-        "register_hook(lambda _, p=param: hook(p))",
+        "too_early",
+        "gradient in",
+        "post_accumulate_grad_hook(hook)",
+        "hook(lambda _, p=param: hook(p))",
     ),
-    Mutant(
-        "all_in_finish", "Launch it in the hook that completes it", "(hook)", "(ready.add)", VIRTUAL
-    ),
+    Mutant("all_in_finish", "in the hook that completes it", "(hook)", "(ready.add)", VIRTUAL),
     Mutant(
         "when_complete",
         "The ranks disagree about collective",
-        "ready, sent = set(), []",
-        "ready, sent, order = set(), [], []",
-        also=(
-            ("params = buckets[len(sent)]", "params = order[len(sent)]"),
-            (
-                "while len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):",
-                """
-                bucket = buckets[bucket_of[param]]
-                if ready.issuperset(bucket):
-                    order.append(bucket)
-                """,
-            ),
-            (
-                "while len(sent) < len(buckets):",
-                """
-                order.extend(b for b in buckets if all(b is not o for o in order))
-                while len(sent) < len(buckets):
-                """,
-            ),
-            ("zip(buckets, sent", "zip(order, sent"),
-            ("ready.clear()", "ready.clear(); order.clear()"),
-        ),
+        """
+        while len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):
+            launch(len(sent))
+        """,
+        """
+        if ready.issuperset(buckets[number_of[param]]):
+            launch(number_of[param])
+        """,
     ),
-    Mutant(
-        "unused_never_leaves",
-        "waits in all_reduce",
-        "while len(sent) < len(buckets):",
-        "while False:",
-        also=(("sent, strict=True", "sent"),),
-    ),
+    Mutant("unused_never_leaves", "waits in all_reduce", "if number not in sent:", "if False:"),
     Mutant("zeros_for_those_left_out", ".grad is not empty", "p.grad is None", "p not in ready"),
     Mutant(
         "shares_its_state",
         "two models at once",
         "group=None):",
-        "group=None, ready=set(), sent=[]):",
-        also=(("ready, sent = set(), []", ""),),
+        "group=None, ready=set(), sent={}):",
+        also=(("ready, sent = set(), {}", ""),),
     ),
     Mutant("keeps_what_was_sent", "the result of the step before", "sent.clear()", "pass"),
     Mutant(
-        "keeps_its_buffers",
+        "keeps_its_gradients",
         "gradient in step",
-        "work = dist.all_reduce(flat, group=group, async_op=True)",
+        "grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in buckets[number]]",
         """
-        flat = buffers.setdefault(len(sent), torch.zeros_like(flat))
-        for piece, p in zip(flat.split([p.numel() for p in params]), params, strict=True):
-            if p.grad is not None:
-                piece.copy_(p.grad.detach().flatten())
-        work = dist.all_reduce(flat, group=group, async_op=True)
+        params = buckets[number]
+        grads = [kept.get(p, torch.zeros_like(p)) if p.grad is None else p.grad for p in params]
+        kept.update(zip(params, grads, strict=True))
         """,
-        also=(("ready, sent = set(), []", "ready, sent, buffers = set(), [], {}"),),
+        also=(("ready, sent = set(), {}", "ready, sent, kept = set(), {}, {}"),),
     ),
-    Mutant(
-        "drops_what_is_not_finite",
-        "an inf or NaN on rank",
-        "piece.view",
-        "piece.nan_to_num(0, 0, 0).view",
-    ),
+    Mutant("drops_inf", "an inf or NaN", "piece.view", "piece.nan_to_num(0, 0, 0).view"),
 )
 
 
@@ -365,49 +291,12 @@ data_parallel__all_in_one_edited = edits_of(
     ),
     Mutant("tied_twice", "A tied parameter is in one bucket", "dict.fromkeys(params)", "params"),
     Mutant("no_sync_ignored", "This equals the mean of the first micro-batch", "local:", "False:"),
+    Mutant("counts_inside_no_sync", "gradient in", "if local:", "if ready.add(param) or local:"),
     Mutant(
-        "counts_inside_no_sync",
-        "gradient in step 0",
-        """
-        if local:
-            return
-        ready.add(param)
-        """,
-        """
-        ready.add(param)
-        if local:
-            return
-        """,
+        "waits_in_the_hook", "completes it", "(flat, work))", "(flat, work)); work.wait()", VIRTUAL
     ),
-    Mutant(
-        "waits_in_the_hook",
-        "Launch it in the hook that completes it",
-        "sent.append((flat, work))",
-        "sent.append((flat, work)); work.wait()",
-        VIRTUAL,
-    ),
-    Mutant(
-        "swallows_exceptions",
-        "no_sync swallows an exception",
-        "finally:",
-        """
-        except Exception:
-            pass
-        finally:
-        """,
-    ),
-    Mutant(
-        "quiet_after_an_exception",
-        "exceptions leave no_sync",
-        """
-        try:
-            yield
-        finally:
-            local.pop()
-        """,
-        "yield\nlocal.pop()",
-        VIRTUAL,
-    ),
+    Mutant("swallows_exceptions", "swallows an exception", "local.pop()", "local.pop(); return"),
+    Mutant("no_finally", "leave no_sync", "try:", "if True:", VIRTUAL, (("finally:", "if True:"),)),
     Mutant("ends_at_the_inner_no_sync", "even after an inner no_sync", "pop", "clear"),
     Mutant(
         "one_counter_for_all_models",

@@ -48,7 +48,7 @@ def counts_its_calls(right: Wrapped) -> Wrapped:
 
 
 ODD = [
-    ("04_pytorch_ddp", "my_batches", gives(None), "my_batches returns NoneType, expected a list"),
+    ("04_pytorch_ddp", "my_batches", gives(None), "my_batches returns None, expected a list"),
     ("04_pytorch_ddp", "evaluate", clears_gradients, "evaluate changes the gradients"),
     ("05_bucketing_and_overlap", "assign_buckets", counts_its_calls, "it keeps something from"),
     (
