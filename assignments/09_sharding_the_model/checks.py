@@ -33,7 +33,7 @@ from course_lib.checking.answers import describe
 from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.checking.on_ranks.effects import aspects
 from course_lib.checking.on_ranks.held import held_by
-from course_lib.checking.on_ranks.leaves import tensors_in
+from course_lib.checking.on_ranks.leaves import tensors_in, with_tensors
 from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import Network, Trace, compute
 
@@ -257,7 +257,6 @@ def draw_training(d: Draw) -> list[Any]:
         "tied": [d.one_of(*places), 0] if TIED in odd else [],
         "before": d.one_of(True, False),
         "halved": HALVED in odd,
-        "forgets": False,
     }
     size, steps = 300.0 if LARGE in odd else 1.0, d.one_of(2, 3, 4)
 
@@ -320,8 +319,6 @@ def run_training(sharded_optimizer: Callable[..., Any], inputs: Any, case: Given
             param.grad = None if gradient is None else gradient.clone()
         step()
         weights.append([param.detach().clone() for param in params])
-        for optimizer in optimizers if inputs["forgets"] else ():  # only to show a common mistake
-            optimizer.state.clear()
         for optimizer in optimizers if inputs["halved"] else ():
             for group in optimizer.param_groups:
                 group["lr"] /= 2
@@ -379,19 +376,17 @@ def with_counts_apart(check: Check) -> Check:
     return replace(check, judge=judge, expects=(memory, limits))
 
 
-def summed(inputs: Sequence[Any]) -> Sequence[Any]:
-    """Multiply all gradients by the number of ranks, so that their mean is the sum."""
-
-    def times(factor: int, steps: Sequence[Sequence[Tensor | None]]) -> list[list[Tensor | None]]:
-        return [[None if g is None else factor * g for g in step] for step in steps]
-
-    return [
-        {**member, "gradients": times(member["ranks"], member["gradients"])} for member in inputs
-    ]
+def with_sums(member: Any) -> Any:
+    """Multiply the gradients by the number of ranks, so that their mean is the sum."""
+    gradients = with_tensors(member["gradients"], lambda gradient: member["ranks"] * gradient)
+    return {**member, "gradients": gradients}
 
 
-def forgetful(inputs: Sequence[Any]) -> Sequence[Any]:
-    return [{**member, "forgets": True, "halved": False} for member in inputs]
+def how_the_optimizer_steps(*_: Any) -> str:
+    return (
+        "Every step uses the mean of the gradients over the ranks, with zeros for a gradient that "
+        "is None, and the same optimizer: make it once, so that it keeps its state."
+    )
 
 
 # Task 4: a pipeline schedule, executed on ranks ---------------------------------------------------
@@ -481,7 +476,7 @@ def drawn_weights(generator: torch.Generator) -> tuple[Case, list[Any]]:
         return [torch.randn(size, generator=generator) for size in sizes]
 
     plan = {"optimizer": "SGD", "frozen": [frozen], "tied": [], "ranks": k, "weights": draw()}
-    plan |= {"before": False, "halved": False, "forgets": False}
+    plan |= {"before": False, "halved": False}
     inputs = []
     for _ in range(k):
         drawn = [draw() for _ in range(steps)]
@@ -529,10 +524,11 @@ CHECKS = {
             draw=draw_training,
             variety=Variety(dtypes=("float32", "float64")),
             as_if={
-                "the weights of a step with the sum over the ranks, not the mean": summed,
-                "the weights if every step makes a new optimizer: make it once, so that it keeps "
-                "its state": forgetful,
+                "the weights of a step with the sum over the ranks, not the mean": lambda inputs: [
+                    with_sums(member) for member in inputs
+                ]
             },
+            explain=how_the_optimizer_steps,
             same_bits=True,
             allowed=Allowed(
                 hint="In each step, call one reduce-scatter for all gradients, and one all-gather "

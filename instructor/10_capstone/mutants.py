@@ -34,9 +34,10 @@ speed_of_light__by_kind_edited = edits_of(
         also=(("max(received) / bandwidth)", "max(received) / bandwidth), 6)"),),
     ),
     Mutant(
-        *("rate_of_the_first_call", "something is kept from the call before"),
-        *("rate, bandwidth):", "rate, bandwidth, kept={}):"),
-        also=(("/ rate", "/ kept.setdefault('rate', rate)"),),
+        "rate_of_the_first_call",
+        "something is kept from the call before",
+        "/ rate",
+        "/ globals().setdefault(0, rate)",
     ),
     Mutant(
         "imports_the_reference",
