@@ -110,37 +110,27 @@ def draw_backup(d: Draw) -> list[Any]:
     return [{**server, "wait_for": wait_for} for server in draw_server(d)]
 
 
-def run_async(async_server: Callable[..., Any], inputs: Any, case: Given) -> Any:
-    return follow_events(lambda params: async_server(params, inputs["lr"]), inputs, case, AGE)
-
-
-def run_backup(backup_server: Callable[..., Any], inputs: Any, case: Given) -> Any:
-    def make(params: Any) -> Any:
-        return backup_server(params, inputs["lr"], inputs["wait_for"])
-
-    return follow_events(make, inputs, case, COUNTED)
-
-
-def follow_events(make: Callable[[Any], Any], inputs: Any, case: Given, answer: str) -> Any:
-    """Call ``(pull, push)`` as the events say; return their results, with `answer` for pushes.
+def run_server(make: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``(pull, push)`` of a server as the events say; return their results.
 
     Between two events, a second server from the same function serves the same workers, so the
     servers must not share anything. Each gradient is overwritten after its push, as its owner may
     do.
     """
-    memory = addresses(inputs["params"])
-    pull, push = pull_and_push(make(case.iterable(inputs["params"])))
-    other_pull, other_push = pull_and_push(make([torch.zeros_like(p) for p in inputs["params"]]))
+    options = [inputs[key] for key in ("lr", "wait_for") if key in inputs]
+    params, memory = inputs["params"], addresses(inputs["params"])
+    pull, push = pull_and_push(make(case.iterable(params), *options))
+    other_pull, other_push = pull_and_push(make([torch.zeros_like(p) for p in params], *options))
     pulled, answers, after, left = [], [], [], []
     for kind, worker in inputs["events"]:
         other_pull(worker)
-        other_push(worker, [torch.ones_like(param) for param in inputs["params"]])
+        other_push(worker, [torch.ones_like(param) for param in params])
         if kind == "pull":
             pulled.append(pull(worker))
         else:
             gradients = inputs["gradients"][len(answers)]
             answers.append(push(worker, case.iterable(gradients)))
-            after.append([param.clone() for param in inputs["params"]])
+            after.append([param.clone() for param in params])
             left.append([gradient.clone() for gradient in gradients])
             for gradient in gradients:
                 gradient.fill_(NONSENSE)
@@ -148,10 +138,10 @@ def follow_events(make: Callable[[Any], Any], inputs: Any, case: Given, answer: 
         for gradient, value in zip(gradients, values, strict=True):
             gradient.copy_(value)  # as after the push, so that a change by the push shows
     return {
-        answer: answers,
+        COUNTED if "wait_for" in inputs else AGE: answers,
         AFTER: after,
         PULLED: pulled,
-        OWN_MEMORY: memory_of(inputs["params"], memory),
+        OWN_MEMORY: memory_of(params, memory),
     }
 
 
@@ -206,7 +196,7 @@ ASYNC_MISTAKES = {
 BACKUP_MISTAKES = {
     "a step with the sum of the gradients: take their mean": steps_times(
         lambda server, counts: server["wait_for"]
-    ),
+    )
 }
 
 
@@ -434,7 +424,7 @@ CHECKS = {
         "async_server",
         seeds=(1, 5, 9, 26, 28, 41, 58),
         reference="course_lib.asynchronous:async_server",
-        program=run_async,
+        program=run_server,
         draw=draw_server,
         variety=ON_ONE_RANK,
         mistakes={**AGE_MISTAKES, **ASYNC_MISTAKES, **SERVER_MISTAKES},
@@ -465,7 +455,7 @@ CHECKS = {
         "backup_server",
         seeds=(2, 10, 14, 24, 29, 35, 44, 46),
         reference="course_lib.asynchronous:backup_server",
-        program=run_backup,
+        program=run_server,
         draw=draw_backup,
         variety=ON_ONE_RANK,
         mistakes={**BACKUP_MISTAKES, **SERVER_MISTAKES},

@@ -187,26 +187,11 @@ def residual_summed(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> 
     return {"gradient of x": expected[me]["gradient of x"] + extra}
 
 
-def many_biases(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    if inputs[me]["bias"] is None:
-        return None
-    extra = (len(inputs) - 1) * inputs[me]["bias"]
-    return {name: expected[me][name] + extra for name in ("output", "later output")}
-
-
-def gradients_times(factor: Callable[[int], float], *names: str) -> Callable[..., Any]:
-    """Return the mistake that gives `factor(K)` times the right gradients of backward."""
-
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        values = {}
-        for name in names:
-            right = expected[me][f"gradient of {name}"]
-            besides = inputs[me]["dx"] if name == "x" else float(inputs[me]["before"])
-            if right is not None:
-                values[f"gradient of {name}"] = factor(len(inputs)) * (right - besides) + besides
-        return values
-
-    return mistake
+def what_a_row_adds(*_: Any) -> str:
+    return (
+        "Sum the outputs of the ranks, and then add the whole bias once. Do not sum dY in "
+        "backward, since it is equal on all ranks."
+    )
 
 
 COLUMN_MISTAKES = {
@@ -214,14 +199,6 @@ COLUMN_MISTAKES = {
     "a sum that also contains the gradient from other uses of x, which every rank has in full: sum "
     "only the gradient that comes back through your layer": residual_summed,
 }
-ROW_MISTAKES = {
-    "the output with the bias added once by each rank: add it after the sum": many_biases,
-    "K times the right gradient: do not sum dY in backward, since it is equal on all "
-    "ranks": gradients_times(lambda k: k, "x", "weight"),
-    "a K-th of the bias's gradient: add the whole bias after the sum, not a K-th of it "
-    "before": gradients_times(lambda k: 1 / k, "bias"),
-}
-
 # Task 3: a sharded optimizer ----------------------------------------------------------------------
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], int]] = {
@@ -509,7 +486,7 @@ CHECKS = {
         program=run_layer,
         draw=draw_layer("x", "dx"),
         variety=LAYERS,
-        mistakes=ROW_MISTAKES,
+        explain=what_a_row_adds,
         allowed=Allowed(
             hint="Sum the output once in each of the two forwards, and send nothing in backward."
         ),

@@ -98,10 +98,7 @@ encode_top_k__numpy_edited = edits_of(
         "listed",
     ),
     Mutant(
-        "counts_whole_bytes_only",
-        "send the list",
-        "len(bitmap) < len(listed)",
-        "n // 8 < 4 * k",
+        "counts_whole_bytes_only", "send the list", "len(bitmap) < len(listed)", "n // 8 < 4 * k"
     ),
     Mutant("highest_bit_first", "the first element has the highest bit", ', bitorder="little"', ""),
     Mutant(
@@ -140,7 +137,7 @@ def with_feedback__a_class(compress):
 
 with_feedback__a_class_edited = edits_of(
     with_feedback__a_class,
-    Mutant("dropped", "add what the last call with an equal key left out", "(e)", "(x.float())"),
+    Mutant("dropped", "what the last call with an equal key left out", "(e)", "(x.float())"),
     Mutant(
         "forgets_old_keys",
         "many keys",
@@ -150,10 +147,10 @@ with_feedback__a_class_edited = edits_of(
     Mutant("by_its_text", "expected", "default(key,", "default(str(key),"),
     Mutant("by_object", "last call with an equal key", "default(key,", "default(id(key),"),
     Mutant("by_its_hash", "many keys", "default(key,", "default(hash(key),"),
-    Mutant("one_for_all_keys", "all keys share one residual", "key, torch.zeros", "0, torch.zeros"),
     Mutant(
-        "of_x_alone", "if you keep x - C(x + e)", "e -= sent", "self.left[key] = x.float() - sent"
+        "one_for_all_keys", "For each key, keep the residual", "key, torch.zeros", "0, torch.zeros"
     ),
+    Mutant("of_x_alone", "keep x + e - C(x + e)", "e -= sent", "self.left[key] = x.float() - sent"),
     Mutant("in_the_dtype_of_x", "nearly right", "e -= sent", "e -= sent; e.copy_(e.to(x.dtype))"),
     Mutant("changes_x", "x after the call", "e += x", "e += x; x.copy_(e)"),
     Mutant("drops_nan", "expected", "e -= sent", "e -= sent; e.nan_to_num_()"),
@@ -205,7 +202,7 @@ compressed_all_reduce__messages_edited = edits_of(
     compressed_all_reduce__messages,
     Mutant(
         "compresses_the_sum_only",
-        "compress the shards, too",
+        "compress the shards",
         "total = torch.zeros_like(own_shard)",
         "dist.all_reduce(flat, group=group); total = own_shard",
         also=(("total += decode(wire, own_shard.shape, torch.float32)", "pass"),),
@@ -231,7 +228,12 @@ compressed_all_reduce__messages_edited = edits_of(
         "result = [encode(total)] * k; wire = encode(flat); "
         "dist.all_gather([torch.empty_like(wire) for _ in range(k)], wire, group=group)",
     ),
-    Mutant("into_a_copy", "write the result into it", "x.copy_(torch.cat(", "return (torch.cat("),
+    Mutant(
+        "into_a_copy",
+        "Write the result into the tensor",
+        "x.copy_(torch.cat(",
+        "return (torch.cat(",
+    ),
     Mutant(
         "own_shard_as_it_was",
         "expected",

@@ -221,10 +221,7 @@ decentralized_step__flat_edited = edits_of(
     ),
     Mutant("calls_the_loss_twice", "calls of loss()", "loss().", "float(loss()); loss()."),
     Mutant(
-        "leaves_out_the_unused",
-        "expected",
-        "shape))",
-        "shape)) if p.grad is not None else None",
+        "leaves_out_the_unused", "expected", "shape))", "shape)) if p.grad is not None else None"
     ),
     Mutant(
         "clips_its_gradient",

@@ -59,10 +59,7 @@ column_parallel__by_hook_edited = edits_of(
         "if x.requires_grad and len(self.weight)",
     ),
     Mutant(
-        "skips_zeros",
-        "waits in all_reduce",
-        "dist.all_reduce(",
-        "grad.any() and dist.all_reduce(",
+        "skips_zeros", "waits in all_reduce", "dist.all_reduce(", "grad.any() and dist.all_reduce("
     ),
     Mutant(
         "hook_on_x_itself",
@@ -100,14 +97,14 @@ row_parallel__the_output_where_it_is_edited = edits_of(
     row_parallel__the_output_where_it_is,
     Mutant(
         "bias_in_the_product",
-        "the bias added once by each rank",
+        "then add the whole bias once",
         "(x @ self.weight.mT)",
         "F.linear(x, self.weight, self.bias)",
         also=(AFTER,),
     ),
     Mutant(
         "a_share_of_the_bias",
-        "a K-th of the bias's gradient",
+        "then add the whole bias once",
         "x @ self.weight.mT",
         "x @ self.weight.mT + (0 if self.bias is None else self.bias / dist.get_world_size(group))",
         also=(AFTER,),
@@ -121,7 +118,7 @@ row_parallel__the_output_where_it_is_edited = edits_of(
     ),
     Mutant(
         "dist_nn",
-        "K times the right gradient",
+        "Do not sum dY in backward",
         "dist.all_reduce(y.data, group=group)",
         """
         import torch.distributed.nn as dnn
@@ -130,10 +127,7 @@ row_parallel__the_output_where_it_is_edited = edits_of(
     ),
     Mutant("rounds_to_bfloat16", "output", ".contiguous()", ".bfloat16().to(x.dtype)"),
     Mutant(
-        "a_view_if_contiguous",
-        "shares memory with weight",
-        "weight.clone()",
-        "weight.contiguous()",
+        "a_view_if_contiguous", "shares memory with weight", "weight.clone()", "weight.contiguous()"
     ),
     Mutant("chunks", "tuple index out of range", "tensor_split(", "chunk("),
 )
@@ -281,7 +275,7 @@ def pipeline_schedule__by_warm_up(world_size, bubble):
 pipeline_schedule__by_warm_up_edited = edits_of(
     pipeline_schedule__by_warm_up,
     Mutant(
-        "gpipe", "forwards before its first backward, but needs only 2", "min(late - rank, m)", "m"
+        "gpipe", "forwards before its first backward, and needs only 2", "min(late - rank, m)", "m"
     ),
     Mutant(
         "no_warm_up",

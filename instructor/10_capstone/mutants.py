@@ -202,23 +202,6 @@ train__local_steps_edited = edits_of(
         "2 * (world_size - 1) * flat.numel() * 4 // world_size",
         "flat.numel()",
     ),
-    Mutant(
-        "uses_the_mean_before_its_wait",
-        "before its wait()",
-        "sizes = [p.numel() for p in params]",
-        "sizes = [p.numel() for p in params]; handles = []",
-        ("simulated",),
-        also=(
-            (
-                "dist.all_reduce(flat)",
-                """
-        handles.append(dist.all_reduce(flat, async_op=True))
-        dist.barrier()
-        """,
-            ),
-            ("return sent", "[handle.wait() for handle in handles]; return sent"),
-        ),
-    ),
 )
 
 
