@@ -74,7 +74,9 @@ def run_links(metropolis_weights: Callable[..., Any], inputs: Any, case: Given) 
 def explain_weights(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
     """Return the rule of the weights, with the neighbours of two ranks whose weight is wrong."""
     weights, right = value.get("W"), expected[me]["W"]
-    if not isinstance(weights, Tensor) or weights.shape != right.shape:
+    if not isinstance(weights, Tensor) or weights.dtype != right.dtype:
+        return ""
+    if weights.shape != right.shape or torch.allclose(weights, right):
         return ""
     of_links = set(weights[right.triu(1) != 0].tolist())
     if inputs[me]["iterable"] == "generator" and of_links in ({0.0}, {1.0}):
@@ -83,8 +85,8 @@ def explain_weights(inputs: Sequence[Any], me: int, expected: Sequence[Any], val
             "Begin with links = list(links)."
         )
     degree = ((right != 0).sum(1) - (right.diag() != 0).long()).tolist()
-    wrong_places = (~torch.isclose(weights.double(), right)).nonzero().tolist()
-    ranks = " and ".join(f"rank {i} has {counted(degree[i], 'neighbour')}" for i in wrong_places[0])
+    place = (~torch.isclose(weights, right)).nonzero()[0].tolist()
+    ranks = " and ".join(f"rank {i} has {counted(degree[i], 'neighbour')}" for i in place)
     return (
         f"Here {ranks}. The weight of a link is 1/(1 + d): d is the larger number of neighbours of "
         "its two ranks. It is 0 for ranks that are not linked. A rank's own share is 1 minus the "
@@ -299,7 +301,7 @@ UNUSUAL_CHOICES = {
     },
     "40 ranks": {"ranks": (40,)},
     "any mean will do": {"tolerances": (1.0,)},
-    "one never agrees": {"graphs": ["pairs"]},
+    "one never agrees": {"graphs": ["pairs"], "ranks": (3, 4, 5, 6, 7, 8)},
     "none agrees": {"graphs": ["each takes the next one's"], "others": (0,)},
     "a rank sends to more than it hears": {"graphs": ["pairs after one way"], "others": (0, 0, 1)},
     "no rank has a share of its own": {"graphs": ["hops 1 and 2"], "others": (0, 0, 1)},
@@ -397,7 +399,7 @@ CHECKS = {
     ),
     "choose_graph": by_reference(
         "choose_graph",
-        seeds=(1, 4, 6, 9, 13, 17, 22, 26, 28, 30, 31, 41, 46, 47, 49, 50, 58),
+        seeds=(4, 6, 9, 13, 17, 22, 26, 28, 30, 31, 34, 41, 46, 47, 49, 50, 58),
         reference="course_lib.decentralized:choose_graph",
         program=run_choice,
         draw=draw_choice,

@@ -318,22 +318,17 @@ def its_share(case: Case, observed: Observed, trace: Trace) -> None:
         member = shown["own"]
         sizes = [weight.numel() for weight in member["weights"]]
         total = sum(size for i, size in enumerate(sizes) if i not in member["frozen"])
-        largest_share = ceil(total / member["ranks"])
-        limits = {
-            "updates {} numbers": (output["value"]["updates"], largest_share),
-            "keeps {} numbers of state": (
-                output["value"]["state"],
-                OPTIMIZERS[member["optimizer"]][2] * largest_share,
-            ),
-        }
-        for template, (count, limit) in limits.items():
-            if count > limit:
-                raise Wrong(
-                    f"rank {rank}'s optimizer {template.format(count)}, expected at most {limit}",
-                    f"There are n = {total} numbers to train. A rank may update ⌈n/K⌉ of them, and "
-                    "keep state for these only."
-                    + (" A tied parameter counts once." if member["tied"] else ""),
-                )
+        share = ceil(total / member["ranks"])
+        state_share = OPTIMIZERS[member["optimizer"]][2] * share
+        updated, state = (output["value"][name] for name in COUNTS)
+        if updated > share or state > state_share:
+            raise Wrong(
+                f"rank {rank}'s optimizer updates {updated} numbers and keeps {state} numbers of "
+                f"state, expected at most {share} and {state_share}",
+                f"There are n = {total} numbers to train. A rank may update ⌈n/K⌉ of them, and "
+                "keep state for these only."
+                + (" A tied parameter counts once." if member["tied"] else ""),
+            )
 
 
 def with_counts_apart(check: Check) -> Check:

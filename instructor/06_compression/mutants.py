@@ -251,10 +251,7 @@ compressed_all_reduce__messages_edited = edits_of(
         "remembers_its_wires",
         "of the second call",
         "wires = [encode(shard) for shard in shards]",
-        """
-        known = compressed_all_reduce__messages.__dict__
-        wires = known.setdefault(str((rank, x.shape)), [encode(shard) for shard in shards])
-        """,
+        "wires = globals().setdefault((rank, x.shape), [encode(shard) for shard in shards])",
     ),
 )
 
@@ -282,11 +279,8 @@ random_k_mean__sample_edited = edits_of(
     Mutant(
         "global_generator",
         "draws or seeds random numbers of the torch generator",
-        "places = random.Random(seed).sample(range(n), k)",
-        """
-        torch.manual_seed(seed)
-        places = torch.randperm(n)[:k]
-        """,
+        "places =",
+        "torch.manual_seed(seed); places =",
     ),
     Mutant(
         "with_repetition", "Draw k different places", "sample(range(n), k", "choices(range(n), k=k"

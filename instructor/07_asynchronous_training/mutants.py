@@ -171,23 +171,15 @@ work__vector_functions_edited = edits_of(
     Mutant(
         "skips_zeros",
         "waits in recv",
-        "loss().backward()",
-        """
-        loss().backward()
-        if not any(p.grad.any() for p in params):
-            continue
-        """,
+        "dist.send(",
+        "any(p.grad.any() for p in params) and dist.send(",
         VIRTUAL,
     ),
     Mutant(
         "takes_a_step",
         "weights at the end",
-        "dist.send(torch.cat([p.grad.reshape(-1) for p in params]), dst=server)",
-        """
-        dist.send(torch.cat([p.grad.reshape(-1) for p in params]), dst=server)
-        for p in params:
-            p.data -= 0.1 * p.grad
-        """,
+        "dst=server)",
+        "dst=server); [p.data.sub_(p.grad) for p in params]",
     ),
     Mutant(
         "sends_an_empty_message",
@@ -314,9 +306,7 @@ diloco__by_hand_edited = edits_of(
         "inner_step(); dist.all_reduce(torch.zeros(1), group=group)",
     ),
     Mutant("does_not_wait", "never waits for the handle", ".wait()", ""),
-    Mutant(
-        "clears_the_gradients", "each .grad: expected 'left alone'", "(s)", "(s); p.grad = None"
-    ),
+    Mutant("clears_the_gradients", ".grad of parameter", "(s)", "(s); p.grad = None"),
     Mutant(
         "counts_the_steps_of_all_models",
         "other models train, too",

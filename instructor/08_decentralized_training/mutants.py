@@ -54,15 +54,8 @@ metropolis_weights__by_sets_edited = edits_of(
     Mutant(
         "walks_twice",
         "Begin with links = list(links)",
-        "weights = torch.zeros(world_size, world_size, dtype=torch.float64)",
-        """
-        degree = torch.zeros(world_size)
-        for i, j in links:
-            degree[i] += 1
-            degree[j] += 1
-        weights = torch.zeros(world_size, world_size, dtype=torch.float64)
-        """,
-        also=(("max(len(neighbours[i]), len(neighbours[j]))", "max(degree[i], degree[j]).item()"),),
+        "neighbours = [set()",
+        "size = len(list(links)); neighbours = [set()",
     ),
 )
 

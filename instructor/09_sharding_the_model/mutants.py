@@ -179,7 +179,9 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
         step.grads = grads
         """,
     ),
-    Mutant("one_number_more", "numbers, expected at most", "(n + k - 1) // k", "n // k + 1"),
+    Mutant(
+        "one_number_more", "numbers of state, expected at most", "(n + k - 1) // k", "n // k + 1"
+    ),
     Mutant("sum", "the sum over the ranks, not the mean", ".grad = total / k", ".grad = total"),
     Mutant(
         "goes_home_without_gradients",
