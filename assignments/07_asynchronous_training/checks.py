@@ -76,8 +76,8 @@ AGE_MISTAKES = {
 
 def what_staleness_is(*_: Any) -> str:
     return (
-        "Staleness is the number of updates between this worker's last pull and its push, also of "
-        "its own if it pushes twice before it pulls again."
+        "Staleness is the number of updates between this worker's last pull and its push. Its own "
+        "count, too, if it pushes twice before it pulls again."
     )
 
 

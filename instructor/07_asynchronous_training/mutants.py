@@ -150,23 +150,14 @@ work__vector_functions_edited = edits_of(
         "torch.nn.utils.vector_to_parameters(incoming.clone(), params)",
         "",
     ),
-    Mutant(
-        "adds_up",
-        "clears .grad",
-        """
-        for p in params:
-            p.grad = None
-        """,
-        "",
-    ),
+    Mutant("adds_up", "clears .grad", "p.grad = None", "pass"),
     Mutant("pushes_weights", "pushes the gradient, not weights", "grad.", "detach()."),
     Mutant(
         "server_is_rank_0",
         "the server is rank",
-        "src=server",
-        "src=0",
+        "params = list",
+        "server = 0; params = list",
         VIRTUAL,
-        also=(("dst=server", "dst=0"),),
     ),
     Mutant(
         "skips_zeros",

@@ -203,15 +203,7 @@ decentralized_step__flat_edited = edits_of(
         """,
         also=(("loss().backward()", "pass"),),
     ),
-    Mutant(
-        "adds_to_old_gradients",
-        "Clear .grad",
-        """
-        for p in params:
-            p.grad = None
-        """,
-        "",
-    ),
+    Mutant("adds_to_old_gradients", "Clear .grad", "p.grad = None", "pass"),
     Mutant("calls_the_loss_twice", "calls of loss()", "loss().", "float(loss()); loss()."),
     Mutant(
         "leaves_out_the_unused", "expected", "shape))", "shape)) if p.grad is not None else None"

@@ -216,11 +216,8 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
     Mutant(
         "equal_ones_once",
         "two equal parameters",
-        "params = [param for param in dict.fromkeys(params) if param.requires_grad]",
-        """
-        params = [param for param in params if param.requires_grad]
-        params = [p for i, p in enumerate(params) if not any(map(p.equal, params[:i]))]
-        """,
+        "dict.fromkeys(params)",
+        "{tuple(p.flatten().tolist()): p for p in params}.values()",
     ),
     Mutant(
         "skips_what_overflows",
