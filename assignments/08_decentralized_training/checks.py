@@ -275,10 +275,10 @@ def within_tolerance(case: Case, inputs: Any, expected: Any, values: Sequence[An
     """Judge the gaps with the tolerance that the task's text promises."""
     spectra = [eigenvalues(matrix) for matrix in inputs[0]["matrices"]]
     gaps = [round(gap, 12) for gap in expected[0]["gap of matrix {}"]]  # of 1e-16, 0 is left
-    double = case.form.dtype == "float64"
-    errors = {
-        f"gap of matrix {n}": 1e-9 if double else 1e-3 * gap or 1e-4 for n, gap in enumerate(gaps)
-    }
+    errors = {}
+    for n, gap in enumerate(gaps):
+        in_float32 = 1e-3 * gap if gap else 1e-4
+        errors[f"gap of matrix {n}"] = 1e-9 if case.form.dtype == "float64" else in_float32
     mistakes = {label: [of(spectrum) for spectrum in spectra] for label, of in GAP_MISTAKES.items()}
     if case.after is None:
         mistakes["the gap of the matrix before: keep nothing between calls"] = gaps[:1] * 2
