@@ -22,7 +22,6 @@ from course_lib.ranks.explain.words import counted
 from .matrices import (
     GRAPHS,
     WELL_CONDITIONED,
-    Matrix,
     all_keep_some,
     drawn_matrices,
     eigenvalues,
@@ -142,25 +141,12 @@ def run_mixing(start_mixing: Callable[..., Any], inputs: Any, case: Given) -> An
     return {"tensor": first, "second tensor": second}
 
 
-def with_numbers(change: Callable[[Matrix], Tensor]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return the mistake whose result is the right one for other matrices."""
-    return lambda inputs: [
-        {**member, "matrices": [{**m, "numbers": change(m)} for m in member["matrices"]]}
-        for member in inputs
-    ]
+def how_to_mix(*_: Any) -> str:
+    return (
+        "Rank i needs row i of W: the weight of its own tensor is W[i, i], and it hears every rank "
+        "j whose weight W[i, j] is not 0, even if it is tiny."
+    )
 
-
-MIXING_AS_IF = {
-    "mixing with a column of the matrix: rank i needs row i": with_numbers(
-        lambda m: m["numbers"].T
-    ),
-    "mixing with this rank's own tensor at weight 1: its weight is W[i, i]": with_numbers(
-        lambda m: m["numbers"].clone().fill_diagonal_(m["denominator"])
-    ),
-    "mixing without ranks of tiny weight: hear every rank whose weight is not 0": with_numbers(
-        lambda m: m["numbers"] * (1000 * m["numbers"] > m["denominator"])
-    ),
-}
 
 ONE_MESSAGE_EACH = Allowed(
     time=1.02,
@@ -372,7 +358,7 @@ CHECKS = {
         program=run_mixing,
         draw=draw_mixing,
         variety=Variety(ranks=RANKS, dtypes=BOTH),
-        as_if=MIXING_AS_IF,
+        explain=how_to_mix,
         allowed=ONE_MESSAGE_EACH,
         worth={"values": 2, "communication": 2},
     ),

@@ -177,14 +177,11 @@ def numbers_beside(layer: nn.Module, inputs: Any) -> int:
     return max(0, sum(size for size in memory.values() if size > 1) - sum(parts.values()))
 
 
-def own_term(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    term = inputs[me]["dy"] @ expected[me]["weight"]
-    return {"gradient of x": term + inputs[me]["dx"]}
-
-
-def residual_summed(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    extra = (len(inputs) - 1) * inputs[me]["dx"]
-    return {"gradient of x": expected[me]["gradient of x"] + extra}
+def what_a_column_sums(*_: Any) -> str:
+    return (
+        "The gradient of x is the sum over the ranks of dY_r A_r: sum only the gradient that comes "
+        "back through your layer. The gradient from other uses of x is already whole on every rank."
+    )
 
 
 def what_a_row_adds(*_: Any) -> str:
@@ -194,11 +191,6 @@ def what_a_row_adds(*_: Any) -> str:
     )
 
 
-COLUMN_MISTAKES = {
-    "this rank's term alone: dX is the sum over the ranks of dY_r A_r": own_term,
-    "a sum that also contains the gradient from other uses of x, which every rank has in full: sum "
-    "only the gradient that comes back through your layer": residual_summed,
-}
 # Task 3: a sharded optimizer ----------------------------------------------------------------------
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], int]] = {
@@ -467,7 +459,7 @@ CHECKS = {
         program=run_layer,
         draw=draw_layer("dy"),
         variety=LAYERS,
-        mistakes=COLUMN_MISTAKES,
+        explain=what_a_column_sums,
         allowed=Allowed(
             hint="Send nothing in forward. In backward, sum the gradient of x once, and send "
             "nothing else."

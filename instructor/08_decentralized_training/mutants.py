@@ -86,15 +86,15 @@ def start_mixing__receives_first(tensor, weights, group=None):
 
 start_mixing__receives_first_edited = edits_of(
     start_mixing__receives_first,
-    Mutant("takes_the_column", "rank i needs row i", "rank, k =", "weights = weights.T; rank, k ="),
+    Mutant("takes_the_column", "Rank i needs row i", "rank, k =", "weights = weights.T; rank, k ="),
     Mutant("believes_in_symmetry", "waits in recv", "weights[j, rank", "weights[rank, j", VIRTUAL),
     Mutant(
         "own_tensor_at_weight_1",
-        "its weight is W[i, i]",
+        "the weight of its own tensor is W[i, i]",
         "float(weights[rank, rank]) * data",
         "data",
     ),
-    Mutant("tiny_is_nothing", "without ranks of tiny weight", "> 0", "> 1e-6"),
+    Mutant("tiny_is_nothing", "nothing of the other ranks is in it", "> 0", "> 1e-6"),
     Mutant(
         "buffers_for_all_calls",
         "buffer of recv",

@@ -37,7 +37,12 @@ def column_parallel__by_hook(linear, group=None):
 
 column_parallel__by_hook_edited = edits_of(
     column_parallel__by_hook,
-    Mutant("gradient_is_not_summed", "this rank's term alone", "x.register_hook(add_up)", "pass"),
+    Mutant(
+        "gradient_is_not_summed",
+        "sum over the ranks of dY_r A_r",
+        "x.register_hook(add_up)",
+        "pass",
+    ),
     Mutant("rank_of_the_world", "in two groups", ".get_rank(group)", ".get_rank()"),
     Mutant("a_view", "shares memory with weight", "(weight.clone())", "(weight)"),
     Mutant(
@@ -63,7 +68,7 @@ column_parallel__by_hook_edited = edits_of(
     ),
     Mutant(
         "hook_on_x_itself",
-        "also contains the gradient from other uses of x",
+        "The gradient from other uses of x",
         "x = x.view_as(x)",
         "pass",
     ),
