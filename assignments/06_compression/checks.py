@@ -31,7 +31,7 @@ from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted, format_bytes
 
-from .codecs import CODECS, COMPRESS, Codec, round_trip
+from .codecs import CODECS, COMPRESS, Codec
 from .judges import fair_means, reads_codes, reads_top_k, uniform
 
 DTYPES = ("float32", "float64", "bfloat16")
@@ -274,28 +274,11 @@ def draw_turns(d: Draw) -> list[Any]:
     ]
 
 
-def with_keys(key: Callable[[Any, int, Tensor], Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return a change of inputs: a key becomes ``key(key, step, tensor)``."""
-
-    def changed(member: Any) -> Any:
-        steps = [
-            {
-                "keys": [key(k, i, x) for k, x in zip(*step.values(), strict=True)],
-                "tensors": step["tensors"],
-            }
-            for i, step in enumerate(member["steps"])
-        ]
-        return {**member, "steps": steps}
-
-    return lambda inputs: [changed(member) for member in inputs]
-
-
-def left_of_x(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    values, left = {}, {}
-    for place, sender, key, x in turns(inputs[me]):
-        sent = COMPRESS[inputs[me]["compress"][sender]](x.float() + left.get((sender, key), 0))
-        values[place], left[sender, key] = sent.to(x.dtype), x.float() - sent
-    return values
+def what_a_sender_keeps(*_: Any) -> str:
+    return (
+        "For each key, keep the residual e, in float32: what the last call with an equal key left "
+        "out (equal keys may be different objects). Send C(x + e), and then keep x + e - C(x + e)."
+    )
 
 
 # Task 5: the sum of compressed tensors ------------------------------------------------------------
@@ -346,7 +329,7 @@ def run_all_reduce(compressed_all_reduce: Callable[..., Any], inputs: Any, case:
 
 def draw_sums(d: Draw) -> list[Any]:
     """Draw a tensor for every rank, and one more in a case with two calls."""
-    shapes = ((4, 3), (3,), (7,), (5, 6), (5, 19), (4, 25), (64,), (7, 29))
+    shapes = (4, 3), (3,), (7,), (5, 6), (5, 19), (4, 25), (64,), (7, 29)
     shape = draw_shape(d, *shapes)
     codec, zeros = d.one_of(*CODECS), d.rank("only zeros on rank {}")
     d.say(codec)
@@ -362,29 +345,11 @@ def draw_sums(d: Draw) -> list[Any]:
     ]
 
 
-def compressed_sum(
-    parts: Callable[[Codec, Tensor], Tensor], sums: Callable[[Codec, Tensor], Tensor]
-) -> Callable[..., Any]:
-    """Return the mistake that compresses shards by `parts`, and their sums by `sums`."""
-
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        codec, values = CODECS[inputs[me]["codec"]], {}
-        for name, x in inputs[me]["tensors"].items():
-            flat = [member["tensors"][name].float().flatten() for member in inputs]
-            pieces = []
-            for shards in zip(*(vector.tensor_split(len(flat)) for vector in flat), strict=True):
-                total = torch.stack([parts(codec, shard) for shard in shards]).sum(0)
-                if len(total) > FEW and any(torch.equal(total, shard) for shard in shards):
-                    return None  # a vector that is encoded again is rounded differently
-                pieces.append(sums(codec, total))
-            values[name] = torch.cat(pieces).view(x.shape).to(x.dtype)
-        return values
-
-    return mistake
-
-
-def not_at_all(codec: Codec, x: Tensor) -> Tensor:
-    return x
+def what_is_summed(*_: Any) -> str:
+    return (
+        "The result is C(Σ C(x)): compress the shards, and compress the sums, too, before you send "
+        "them. Write the result into the tensor, the same on all ranks."
+    )
 
 
 def two_rounds(case: Case, observed: Observed, trace: Trace) -> None:
@@ -512,16 +477,7 @@ CHECKS = {
         program=run_feedback,
         draw=draw_turns,
         variety=Variety(ranks=(1, 1, 2, 3), dtypes=(*DTYPES, "bfloat16"), groups=False),
-        mistakes={
-            "the result if you keep x - C(x + e): keep x + e - C(x + e)": left_of_x,
-        },
-        as_if={
-            "C(x), without the residual: add what the last call with an equal key left out (equal "
-            "keys may be different objects)": with_keys(lambda key, step, x: (key, step)),
-            "the result if all keys share one residual: each key needs its own": with_keys(
-                lambda key, step, x: tuple(x.shape)
-            ),
-        },
+        explain=what_a_sender_keeps,
         exact=True,
     ),
     "compressed_all_reduce": by_reference(
@@ -531,17 +487,7 @@ CHECKS = {
         program=run_all_reduce,
         draw=draw_sums,
         variety=Variety(ranks=(2, 3, 4, 3, 5, 1, 6, 7), dtypes=DTYPES),
-        mistakes={
-            "Σ C(x): compress the sums, too, before you send them": compressed_sum(
-                round_trip, not_at_all
-            ),
-            "C(Σ x): compress the shards, too, before you send them": compressed_sum(
-                not_at_all, round_trip
-            ),
-            "the tensor as it was before the call: write the result into it": (
-                lambda inputs, me, expected: inputs[me]["tensors"]
-            ),
-        },
+        explain=what_is_summed,
         may_change=["tensors"],
         exact=True,
         allowed=Allowed(kinds=KINDS, calls=None, slack=None),

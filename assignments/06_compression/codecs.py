@@ -88,9 +88,3 @@ CODECS: Mapping[str, Codec] = {
     "8 bits": (encode_bytes, decode_bytes),
     "1 bit": (encode_signs, decode_signs),
 }
-
-
-def round_trip(codec: Codec, x: Tensor) -> Tensor:
-    """Return C(x) of a float32 vector."""
-    encode, decode = codec
-    return decode(encode(x), x.shape, torch.float32)

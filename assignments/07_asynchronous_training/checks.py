@@ -24,13 +24,6 @@ DTYPES = ("float32", "float64")
 SHAPES = ([(3, 2)], [(2,), (3, 2)], [(3,), ()], [(2, 3), (0,)], [(2, 2), (2, 2)])
 
 
-def one_at_most(d: Draw, *features: str, one_in: int = 2) -> list[bool]:
-    """Return whether each of these things is in the case: one of them, in one of `one_in` cases."""
-    chosen = d.one_of(*features)
-    happens = d.maybe(chosen, one_in=one_in)
-    return [happens and feature == chosen for feature in features]
-
-
 # Task 1: the age of a gradient --------------------------------------------------------------------
 
 AGE = "staleness of push {}"
@@ -71,21 +64,6 @@ def run_staleness(staleness: Callable[..., Any], inputs: Any, case: Given) -> An
     return {AGE: staleness(case.iterable([tuple(event) for event in inputs["events"]]))}
 
 
-def since(kind: str, others_only: bool = False) -> Callable[..., Any]:
-    """Return the mistake that counts the pushes since this worker's last event of a kind."""
-
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        events, ages = inputs[me]["events"], []
-        for at, (name, worker) in enumerate(events):
-            if name == "push":
-                begin = max((n for n in range(at) if events[n] == (kind, worker)), default=-1)
-                pushes = [pusher for pushed, pusher in events[begin + 1 : at] if pushed == "push"]
-                ages.append(sum(not others_only or pusher != worker for pusher in pushes))
-        return {AGE: ages}
-
-    return mistake
-
-
 AGE_MISTAKES = {
     "the right list plus 1: do not count a gradient's own push": lambda inputs, me, expected: {
         AGE: [age + 1 for age in expected[me][AGE]]
@@ -93,15 +71,14 @@ AGE_MISTAKES = {
     "the versions that were pulled, not their staleness": lambda inputs, me, expected: {
         AGE: [n - age for n, age in enumerate(expected[me][AGE])]
     },
-    "the right list if each worker pulls right after its push: count from its last pull, which may "
-    "come later": since("push"),
-    "the number of pushes by other workers: if a worker pushes twice before it pulls again, its "
-    "first push counts, too": since("pull", others_only=True),
 }
 
 
 def what_staleness_is(*_: Any) -> str:
-    return "Staleness is the number of other updates between this worker's last pull and its push."
+    return (
+        "Staleness is the number of updates between this worker's last pull and its push. Its own "
+        "count, too, if it pushes twice before it pulls again."
+    )
 
 
 # Tasks 2 and 4: servers ---------------------------------------------------------------------------
@@ -114,15 +91,14 @@ NONSENSE = 8.0
 
 def draw_server(d: Draw) -> list[Any]:
     """Draw events, the server's weights, and gradients for each push."""
-    large, zeros, overflow = one_at_most(
-        d, "large gradients", "gradients of zeros", "a gradient with a NaN"
-    )
+    size, zeros = d.maybe("large gradients", 300.0, 1.0), d.maybe("gradients of zeros")
+    overflow = d.maybe("a gradient with a NaN", one_in=2)
     events, shapes = draw_events(d), d.one_of(*SHAPES)
     pushes = sum(kind == "push" for kind, _ in events)
-    sizes = [0.0 if zeros and n % 2 else 300.0 if large else 1.0 for n in range(pushes)]
-    gradients = [[size * d.randn(*shape) for shape in shapes] for size in sizes]
+    sizes = [0.0 if zeros and n % 2 else size for n in range(pushes)]
+    gradients = [[factor * d.randn(*shape) for shape in shapes] for factor in sizes]
     if overflow:
-        gradients[d.one_of(0, pushes // 2)][0].view(-1)[0] = torch.nan
+        gradients[0][0].view(-1)[0] = torch.nan
     params, lr = [d.randn(*shape) for shape in shapes], d.one_of(0.125, 0.25, 0.3, 0.5, 1.0)
     return [{"events": events, "params": params, "gradients": gradients, "lr": lr}]
 
@@ -133,37 +109,27 @@ def draw_backup(d: Draw) -> list[Any]:
     return [{**server, "wait_for": wait_for} for server in draw_server(d)]
 
 
-def run_async(async_server: Callable[..., Any], inputs: Any, case: Given) -> Any:
-    return follow_events(lambda params: async_server(params, inputs["lr"]), inputs, case, AGE)
-
-
-def run_backup(backup_server: Callable[..., Any], inputs: Any, case: Given) -> Any:
-    def make(params: Any) -> Any:
-        return backup_server(params, inputs["lr"], inputs["wait_for"])
-
-    return follow_events(make, inputs, case, COUNTED)
-
-
-def follow_events(make: Callable[[Any], Any], inputs: Any, case: Given, answer: str) -> Any:
-    """Call ``(pull, push)`` as the events say; return their results, with `answer` for pushes.
+def run_server(make: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``(pull, push)`` of a server as the events say; return their results.
 
     Between two events, a second server from the same function serves the same workers, so the
     servers must not share anything. Each gradient is overwritten after its push, as its owner may
     do.
     """
-    memory = addresses(inputs["params"])
-    pull, push = pull_and_push(make(case.iterable(inputs["params"])))
-    other_pull, other_push = pull_and_push(make([torch.zeros_like(p) for p in inputs["params"]]))
+    options = [inputs[key] for key in ("lr", "wait_for") if key in inputs]
+    params, memory = inputs["params"], addresses(inputs["params"])
+    pull, push = pull_and_push(make(case.iterable(params), *options))
+    other_pull, other_push = pull_and_push(make([torch.zeros_like(p) for p in params], *options))
     pulled, answers, after, left = [], [], [], []
     for kind, worker in inputs["events"]:
         other_pull(worker)
-        other_push(worker, [torch.ones_like(param) for param in inputs["params"]])
+        other_push(worker, [torch.ones_like(param) for param in params])
         if kind == "pull":
             pulled.append(pull(worker))
         else:
             gradients = inputs["gradients"][len(answers)]
             answers.append(push(worker, case.iterable(gradients)))
-            after.append([param.clone() for param in inputs["params"]])
+            after.append([param.clone() for param in params])
             left.append([gradient.clone() for gradient in gradients])
             for gradient in gradients:
                 gradient.fill_(NONSENSE)
@@ -171,10 +137,10 @@ def follow_events(make: Callable[[Any], Any], inputs: Any, case: Given, answer: 
         for gradient, value in zip(gradients, values, strict=True):
             gradient.copy_(value)  # as after the push, so that a change by the push shows
     return {
-        answer: answers,
+        COUNTED if "wait_for" in inputs else AGE: answers,
         AFTER: after,
         PULLED: pulled,
-        OWN_MEMORY: memory_of(inputs["params"], memory),
+        OWN_MEMORY: memory_of(params, memory),
     }
 
 
@@ -186,24 +152,21 @@ def pull_and_push(server: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return server
 
 
-def stepping(answer: str, step: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Return the mistake of weights that are ``step(server, answer, g, before, after)`` in a push.
+def steps_times(factor: Callable[[Any, int], float]) -> Callable[..., Any]:
+    """Return the mistake of a step that is `factor(server, answer)` times the right one.
 
-    All pushes before it were right.
+    The answer is that of the push. All pushes before it were right.
     """
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        server, right = inputs[me], expected[me]
-        pushes = zip(
-            *(right[answer], server["gradients"], [server["params"], *right[AFTER]], right[AFTER]),
-            strict=False,
-        )
-        return {
-            AFTER: [
-                [step(server, value, *tensors) for tensors in zip(*weights, strict=True)]
-                for value, *weights in pushes
-            ]
-        }
+        right = expected[me]
+        weights = [inputs[me]["params"], *right[AFTER]]
+        wrong = []
+        for n, answer in enumerate(right[AGE] if AGE in right else right[COUNTED]):
+            steps = zip(weights[n], weights[n + 1], strict=True)
+            times = factor(inputs[me], answer)
+            wrong.append([before + times * (after - before) for before, after in steps])
+        return {AFTER: wrong}
 
     return mistake
 
@@ -224,36 +187,24 @@ SERVER_MISTAKES = {
     "the weights at the start: write into the weights' own memory": weights_at_the_start,
 }
 ASYNC_MISTAKES = {
-    "a step that does not divide by 1 + τ": stepping(
-        AGE, lambda server, age, g, before, after: before - server["lr"] * g
-    ),
-    "a step that divides by τ: divide by 1 + τ, as τ may be 0": stepping(
-        AGE, lambda server, age, g, before, after: before - server["lr"] / max(age, 1) * g
+    "a step that does not divide by 1 + τ": steps_times(lambda server, age: 1 + age),
+    "a step that divides by τ: divide by 1 + τ, as τ may be 0": steps_times(
+        lambda server, age: (1 + age) / max(age, 1)
     ),
 }
 BACKUP_MISTAKES = {
-    "a step with the sum of the gradients: take their mean": stepping(
-        COUNTED,
-        lambda server, counts, g, before, after: before + server["wait_for"] * (after - before),
-    ),
-    "a step with gradients that their owners have overwritten: keep copies": stepping(
-        COUNTED,
-        lambda server, counts, g, before, after: (
-            before
-            if torch.equal(before, after)
-            else before
-            - server["lr"] * (g + (server["wait_for"] - 1) * NONSENSE) / server["wait_for"]
-        ),
-    ),
-    "a part of the step in every push: the weights stay as they are until the N-th gradient": (
-        stepping(
-            COUNTED,
-            lambda server, counts, g, before, after: (
-                before - counts * server["lr"] / server["wait_for"] * g
-            ),
-        )
-    ),
+    "a step with the sum of the gradients: take their mean": steps_times(
+        lambda server, counts: server["wait_for"]
+    )
 }
+
+
+def how_a_backup_server_steps(*_: Any) -> str:
+    return (
+        "Keep a copy of each gradient that counts, because its owner overwrites it. The weights "
+        "stay as they are until the N-th."
+    )
+
 
 # Task 3: a worker ---------------------------------------------------------------------------------
 
@@ -266,9 +217,8 @@ def draw_work(d: Draw) -> list[Any]:
 
     The gradient of a worker's loss is its weights times its targets.
     """
-    large, zeros, overflow = one_at_most(
-        d, "large gradients", "a worker's gradients are zero", "a gradient with an inf or a NaN"
-    )
+    size, zeros = d.maybe("large gradients", 300.0, 1.0), d.maybe("a worker's gradients are zero")
+    overflow = d.maybe("a gradient with an inf or a NaN")
     before, server = d.maybe(".grad is not empty"), d.one_of(0, *d.ranks)
     if server:
         d.say(f"the server is rank {server}")
@@ -276,8 +226,7 @@ def draw_work(d: Draw) -> list[Any]:
     times = {worker: 1e-4 * d.one_of(1.0, 1.3, 1.7, 2.3, 9.1) for worker in workers}
     numbers = {worker: d.one_of(1, 2, 3, 3) for worker in workers}
     pushes = sorted((n * times[w], w) for w in workers for n in range(1, numbers[w] + 1))
-    unusual, size = d.one_of(*workers), 300.0 if large else 1.0
-    lr, inputs = d.one_of(0.1, 0.3, 0.5) / size, []
+    unusual, lr, inputs = d.one_of(*workers), d.one_of(0.1, 0.3, 0.5) / size, []
     for rank in d.ranks:
         factors = [0.0 if zeros and rank == unusual else size] * numbers.get(rank, 0)
         targets = [[factor * d.randn(*shape) for shape in shapes] for factor in factors]
@@ -333,46 +282,11 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def pushing(mistaken: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
-    """Return a worker's mistake.
-
-    ``mistaken(received, first, target, older)`` gives the weights at which the worker computes, and
-    what it pushes. `first` are its own weights at the start, `older` is the sum of its gradients.
-    """
-
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        server, pushed, after = inputs[me]["server"], [], []
-        firsts = [joined(member["values"]) for member in inputs]
-        targets = [map(joined, member["targets"]) for member in inputs]
-        received = [firsts[server] for _ in inputs]
-        older = [torch.full_like(first, float(inputs[me]["before"])) for first in firsts]
-        places_by_rank: list[list[Tensor]] = [[] for _ in inputs]
-        for worker in inputs[me]["order"]:
-            target = next(targets[worker])
-            place, push = mistaken(received[worker], firsts[worker], target, older[worker])
-            older[worker] = older[worker] + place * target
-            places_by_rank[worker].append(place)
-            pushed.append(push)
-            received[worker] = (after or received)[-1] - inputs[me]["lr"] * push
-            after.append(received[worker])
-        if me == server:
-            return {GRADIENT: pushed, SERVED: after}
-        return {SEEN: places_by_rank[me], LAST: places_by_rank[me][-1]}
-
-    return mistake
-
-
-WORK_MISTAKES = {
-    "the result with this worker's own first weights: receive the server's weights": pushing(
-        lambda received, first, target, older: (first, first * target)
-    ),
-    "the result if a gradient is added to older ones: clear .grad": pushing(
-        lambda received, first, target, older: (received, older + received * target)
-    ),
-    "the result if the workers push weights: push gradients": pushing(
-        lambda received, first, target, older: (received, received)
-    ),
-}
+def how_a_worker_works(*_: Any) -> str:
+    return (
+        "A worker receives the server's weights, clears .grad, computes the gradient at these "
+        "weights, and pushes the gradient, not weights."
+    )
 
 
 def computed_at_pushes(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
@@ -391,7 +305,6 @@ def computed_at_pulls(case: Case, observed: Observed, rank: int) -> list[tuple[f
 
 INNER_STEP = 10e-6
 """Seconds."""
-LEFT, SET = "left alone", "written, cleared or replaced"
 
 
 def draw_rounds(d: Draw) -> list[Any]:
@@ -399,10 +312,8 @@ def draw_rounds(d: Draw) -> list[Any]:
 
     An inner step shrinks the weights and adds a move to them.
     """
-    large, quiet, still, overflow = one_at_most(
-        *(d, "large weights", "nobody moves in round 2"),
-        *("a rank stays where it is", "a rank has a NaN"),
-    )
+    size, quiet = d.maybe("large weights", 300.0, 1.0), d.maybe("nobody moves in round 2")
+    still, overflow = d.rank("rank {} stays where it is"), d.rank("rank {} has a NaN")
     other_models, filled = d.maybe("other models train, too"), d.one_of(True, False)
     every, rounds = d.one_of(1, 2, 2, 3, 4), 2 if quiet else d.one_of(0, 2, 2, 2, 3, 3)
     steps = max(1, every * rounds + d.one_of(*range(every)))
@@ -410,13 +321,12 @@ def draw_rounds(d: Draw) -> list[Any]:
     outer_lr = d.one_of(0.5, 0.6, 0.7, 0.8)
     d.say(f"H = {every}, μ = {momentum}, {counted(steps, 'step')}")
     options = {"every": every, "outer_lr": outer_lr, "momentum": momentum, "others": other_models}
-    unusual, shapes, size = d.one_of(*d.ranks), d.one_of(*SHAPES), 300.0 if large else 1.0
-    start, inputs = [size * d.randn(*shape) for shape in shapes], []
+    shapes, inputs = d.one_of(*SHAPES), []
+    start = [size * d.randn(*shape) for shape in shapes]
     for rank in d.ranks:
-        still_here = still and rank == unusual
-        rests = [still_here or (quiet and n // every == 1) for n in range(steps)]
+        rests = [rank == still or (quiet and n // every == 1) for n in range(steps)]
         moves = [[(not at_rest) * size * d.randn(*shape) for shape in shapes] for at_rest in rests]
-        if overflow and rank == unusual:
+        if rank == overflow:
             moves[d.one_of(*range(steps))][0].view(-1)[0] = torch.nan
         gradients = [d.randn(*shape) for shape in shapes] if filled else None
         shrinks = [1.0 if at_rest else 0.75 for at_rest in rests]
@@ -431,7 +341,6 @@ def run_rounds(diloco: Callable[..., Any], inputs: Any, case: Given) -> Any:
     memory, steps, after, calls = addresses(params), len(inputs["moves"]), [], 0
     for param, gradient in zip(params, inputs["gradients"] or [None] * len(params), strict=True):
         param.grad = None if gradient is None else gradient.clone()
-    grads = [param.grad for param in params]
     case.watch.add_parameters("the parameters", params, values=False)
 
     @torch.no_grad()
@@ -459,16 +368,11 @@ def run_rounds(diloco: Callable[..., Any], inputs: Any, case: Given) -> Any:
             other()
         step()
         after.append([param.detach().clone() for param in params])
-    originals = inputs["gradients"] or grads
-    alone = all(
-        param.grad is grad and (grad is None or torch.equal(grad, original))
-        for param, grad, original in zip(params, grads, originals, strict=True)
-    )
     return {
         "inner steps": calls,
         **{f"weights after step {n}, parameter {{}}": w for n, w in enumerate(after, 1)},
         OWN_MEMORY: memory_of(params, memory),
-        "each .grad": LEFT if alone else SET,
+        ".grad of parameter {}": [param.grad for param in params],
     }
 
 
@@ -510,22 +414,23 @@ CHECKS = {
     ),
     "async_server": by_reference(
         "async_server",
-        seeds=(1, 4, 5, 6, 11, 13, 24, 63),
+        seeds=(1, 5, 9, 26, 28, 41, 58),
         reference="course_lib.asynchronous:async_server",
-        program=run_async,
+        program=run_server,
         draw=draw_server,
         variety=ON_ONE_RANK,
         mistakes={**AGE_MISTAKES, **ASYNC_MISTAKES, **SERVER_MISTAKES},
+        explain=what_staleness_is,
         may_change=["params"],
     ),
     "work": by_reference(
         "work",
-        seeds=(5, 11, 13, 19, 24, 28, 49, 60),
+        seeds=(4, 8, 11, 20, 22, 28, 39, 42),
         reference="course_lib.asynchronous:push_gradients",
         program=run_work,
         draw=draw_work,
         variety=Variety(ranks=(2, 3, 4, 3, 5), dtypes=DTYPES, groups=False),
-        mistakes=WORK_MISTAKES,
+        explain=how_a_worker_works,
         may_change=["values"],
         allowed=Allowed(
             time=1.02,
@@ -540,17 +445,18 @@ CHECKS = {
     ),
     "backup_server": by_reference(
         "backup_server",
-        seeds=(1, 6, 17, 20, 24, 29, 41, 50, 63),
+        seeds=(2, 10, 14, 24, 29, 35, 44, 46),
         reference="course_lib.asynchronous:backup_server",
-        program=run_backup,
+        program=run_server,
         draw=draw_backup,
         variety=ON_ONE_RANK,
         mistakes={**BACKUP_MISTAKES, **SERVER_MISTAKES},
+        explain=how_a_backup_server_steps,
         may_change=["params"],
     ),
     "diloco": by_reference(
         "diloco",
-        seeds=(2, 11, 17, 28, 31, 41, 45, 46, 50, 60),
+        seeds=(2, 3, 8, 11, 22, 39, 44, 46, 49, 60),
         reference="course_lib.local_sgd:diloco",
         program=run_rounds,
         draw=draw_rounds,

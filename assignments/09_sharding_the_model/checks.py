@@ -33,7 +33,7 @@ from course_lib.checking.answers import describe
 from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.checking.on_ranks.effects import aspects
 from course_lib.checking.on_ranks.held import held_by
-from course_lib.checking.on_ranks.leaves import tensors_in
+from course_lib.checking.on_ranks.leaves import tensors_in, with_tensors
 from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import Network, Trace, compute
 
@@ -177,50 +177,19 @@ def numbers_beside(layer: nn.Module, inputs: Any) -> int:
     return max(0, sum(size for size in memory.values() if size > 1) - sum(parts.values()))
 
 
-def own_term(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    term = inputs[me]["dy"] @ expected[me]["weight"]
-    return {"gradient of x": term + inputs[me]["dx"]}
+def what_a_column_sums(*_: Any) -> str:
+    return (
+        "The gradient of x is the sum over the ranks of dY_r A_r: sum only the gradient that comes "
+        "back through your layer. The gradient from other uses of x is already whole on every rank."
+    )
 
 
-def residual_summed(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    extra = (len(inputs) - 1) * inputs[me]["dx"]
-    return {"gradient of x": expected[me]["gradient of x"] + extra}
+def what_a_row_adds(*_: Any) -> str:
+    return (
+        "Sum the outputs of the ranks, and then add the whole bias once. Do not sum dY in "
+        "backward, since it is equal on all ranks."
+    )
 
-
-def many_biases(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    if inputs[me]["bias"] is None:
-        return None
-    extra = (len(inputs) - 1) * inputs[me]["bias"]
-    return {name: expected[me][name] + extra for name in ("output", "later output")}
-
-
-def gradients_times(factor: Callable[[int], float], *names: str) -> Callable[..., Any]:
-    """Return the mistake that gives `factor(K)` times the right gradients of backward."""
-
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        values = {}
-        for name in names:
-            right = expected[me][f"gradient of {name}"]
-            besides = inputs[me]["dx"] if name == "x" else float(inputs[me]["before"])
-            if right is not None:
-                values[f"gradient of {name}"] = factor(len(inputs)) * (right - besides) + besides
-        return values
-
-    return mistake
-
-
-COLUMN_MISTAKES = {
-    "this rank's term alone: dX is the sum over the ranks of dY_r A_r": own_term,
-    "a sum that also contains the gradient from other uses of x, which every rank has in full: sum "
-    "only the gradient that comes back through your layer": residual_summed,
-}
-ROW_MISTAKES = {
-    "the output with the bias added once by each rank: add it after the sum": many_biases,
-    "K times the right gradient: do not sum dY in backward, since it is equal on all "
-    "ranks": gradients_times(lambda k: k, "x", "weight"),
-    "a K-th of the bias's gradient: add the whole bias after the sum, not a K-th of it "
-    "before": gradients_times(lambda k: 1 / k, "bias"),
-}
 
 # Task 3: a sharded optimizer ----------------------------------------------------------------------
 
@@ -257,7 +226,6 @@ def draw_training(d: Draw) -> list[Any]:
         "tied": [d.one_of(*places), 0] if TIED in odd else [],
         "before": d.one_of(True, False),
         "halved": HALVED in odd,
-        "forgets": False,
     }
     size, steps = 300.0 if LARGE in odd else 1.0, d.one_of(2, 3, 4)
 
@@ -320,8 +288,6 @@ def run_training(sharded_optimizer: Callable[..., Any], inputs: Any, case: Given
             param.grad = None if gradient is None else gradient.clone()
         step()
         weights.append([param.detach().clone() for param in params])
-        for optimizer in optimizers if inputs["forgets"] else ():  # only to show a common mistake
-            optimizer.state.clear()
         for optimizer in optimizers if inputs["halved"] else ():
             for group in optimizer.param_groups:
                 group["lr"] /= 2
@@ -344,22 +310,17 @@ def its_share(case: Case, observed: Observed, trace: Trace) -> None:
         member = shown["own"]
         sizes = [weight.numel() for weight in member["weights"]]
         total = sum(size for i, size in enumerate(sizes) if i not in member["frozen"])
-        largest_share = ceil(total / member["ranks"])
-        limits = {
-            "updates {} numbers": (output["value"]["updates"], largest_share),
-            "keeps {} numbers of state": (
-                output["value"]["state"],
-                OPTIMIZERS[member["optimizer"]][2] * largest_share,
-            ),
-        }
-        for template, (count, limit) in limits.items():
-            if count > limit:
-                raise Wrong(
-                    f"rank {rank}'s optimizer {template.format(count)}, expected at most {limit}",
-                    f"There are n = {total} numbers to train. A rank may update ⌈n/K⌉ of them, and "
-                    "keep state for these only."
-                    + (" A tied parameter counts once." if member["tied"] else ""),
-                )
+        share = ceil(total / member["ranks"])
+        state_share = OPTIMIZERS[member["optimizer"]][2] * share
+        updated, state = (output["value"][name] for name in COUNTS)
+        if updated > share or state > state_share:
+            raise Wrong(
+                f"rank {rank}'s optimizer updates {updated} numbers and keeps {state} numbers of "
+                f"state, expected at most {share} and {state_share}",
+                f"There are n = {total} numbers to train. A rank may update ⌈n/K⌉ of them, and "
+                "keep state for these only."
+                + (" A tied parameter counts once." if member["tied"] else ""),
+            )
 
 
 def with_counts_apart(check: Check) -> Check:
@@ -379,19 +340,17 @@ def with_counts_apart(check: Check) -> Check:
     return replace(check, judge=judge, expects=(memory, limits))
 
 
-def summed(inputs: Sequence[Any]) -> Sequence[Any]:
-    """Multiply all gradients by the number of ranks, so that their mean is the sum."""
-
-    def times(factor: int, steps: Sequence[Sequence[Tensor | None]]) -> list[list[Tensor | None]]:
-        return [[None if g is None else factor * g for g in step] for step in steps]
-
-    return [
-        {**member, "gradients": times(member["ranks"], member["gradients"])} for member in inputs
-    ]
+def with_sums(member: Any) -> Any:
+    """Multiply the gradients by the number of ranks, so that their mean is the sum."""
+    gradients = with_tensors(member["gradients"], lambda gradient: member["ranks"] * gradient)
+    return {**member, "gradients": gradients}
 
 
-def forgetful(inputs: Sequence[Any]) -> Sequence[Any]:
-    return [{**member, "forgets": True, "halved": False} for member in inputs]
+def how_the_optimizer_steps(*_: Any) -> str:
+    return (
+        "Every step uses the mean of the gradients over the ranks, with zeros for a gradient that "
+        "is None, and the same optimizer: make it once, so that it keeps its state."
+    )
 
 
 # Task 4: a pipeline schedule, executed on ranks ---------------------------------------------------
@@ -481,7 +440,7 @@ def drawn_weights(generator: torch.Generator) -> tuple[Case, list[Any]]:
         return [torch.randn(size, generator=generator) for size in sizes]
 
     plan = {"optimizer": "SGD", "frozen": [frozen], "tied": [], "ranks": k, "weights": draw()}
-    plan |= {"before": False, "halved": False, "forgets": False}
+    plan |= {"before": False, "halved": False}
     inputs = []
     for _ in range(k):
         drawn = [draw() for _ in range(steps)]
@@ -500,7 +459,7 @@ CHECKS = {
         program=run_layer,
         draw=draw_layer("dy"),
         variety=LAYERS,
-        mistakes=COLUMN_MISTAKES,
+        explain=what_a_column_sums,
         allowed=Allowed(
             hint="Send nothing in forward. In backward, sum the gradient of x once, and send "
             "nothing else."
@@ -514,7 +473,7 @@ CHECKS = {
         program=run_layer,
         draw=draw_layer("x", "dx"),
         variety=LAYERS,
-        mistakes=ROW_MISTAKES,
+        explain=what_a_row_adds,
         allowed=Allowed(
             hint="Sum the output once in each of the two forwards, and send nothing in backward."
         ),
@@ -529,10 +488,11 @@ CHECKS = {
             draw=draw_training,
             variety=Variety(dtypes=("float32", "float64")),
             as_if={
-                "the weights of a step with the sum over the ranks, not the mean": summed,
-                "the weights if every step makes a new optimizer: make it once, so that it keeps "
-                "its state": forgetful,
+                "the weights of a step with the sum over the ranks, not the mean": lambda inputs: [
+                    with_sums(member) for member in inputs
+                ]
             },
+            explain=how_the_optimizer_steps,
             same_bits=True,
             allowed=Allowed(
                 hint="In each step, call one reduce-scatter for all gradients, and one all-gather "

@@ -114,9 +114,8 @@ def holds_few(case: Case, observed: Observed, trace: Trace) -> None:
             raise Wrong(
                 f"rank {rank} holds the activations of {peak} micro-batches at once, expected at "
                 f"most {limit}",
-                f"It does {begin} forwards before its first backward, but needs only {limit}."
-                if begin > limit
-                else "From the first backward on, do a forward and a backward in turn.",
+                f"It does {begin} forwards before its first backward, and needs only {limit}. From "
+                "then on, do a backward and a forward in turn.",
             )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -11,25 +11,11 @@ from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, passes
 
 @passes
 def quantize__numpy(x, u):
-    x, u = x.detach().float().numpy().ravel(), u.numpy().ravel()
-    scale = np.float32(np.abs(x).max(initial=0) / np.float32(127))
-    scaled = x / scale if scale else x
+    flat, u = x.detach().float().numpy().ravel(), u.numpy().ravel()
+    scale = np.float32(np.abs(flat).max(initial=0) / np.float32(127))
+    scaled = flat / scale if scale else flat
     codes = np.minimum(np.floor(scaled + u), 127).astype(np.int8)
-    return torch.from_numpy(np.frombuffer(scale.tobytes() + codes.tobytes(), np.uint8).copy())
-
-
-@passes
-def quantize__into_the_wire(x, u):
-    import struct
-
-    wire = torch.zeros(4 + x.numel(), dtype=torch.uint8)
-    flat = x.detach().reshape(-1).to(torch.float32)
-    largest = max([abs(v) for v in flat.tolist()], default=0.0)
-    wire[:4] = torch.tensor(list(struct.pack("=f", largest / 127)), dtype=torch.uint8)
-    if largest:
-        codes = torch.floor(flat * (127 / largest) + u.reshape(-1))
-        codes[codes > 127] = 127
-        wire[4:] = codes.char().view(torch.uint8)
+    wire = torch.from_numpy(np.frombuffer(scale.tobytes() + codes.tobytes(), np.uint8).copy())
     return wire
 
 
@@ -43,33 +29,24 @@ quantize__numpy_edited = edits_of(
     ),
     Mutant("floats_on_the_wire", "A code must be one byte", "astype(np.int8", "astype(np.float32"),
     Mutant("column_order", "codes[", "ravel()", "ravel(order='A')"),
-    Mutant("in_place", "the function changes x", "x / scale if", "np.divide(x, scale, out=x) if"),
-    Mutant("an_epsilon", "codes[", "x / scale if scale else x", "x / (scale + np.float32(1e-30))"),
-)
-
-
-quantize__into_the_wire_edited = edits_of(
-    quantize__into_the_wire,
+    Mutant("an_epsilon", "codes[", "flat / scale if scale else flat", "flat / (scale + 1e-30)"),
     Mutant(
         "scale_in_the_dtype_of_x",
         "scale[0]: expected",
-        "max([abs(v) for v in flat.tolist()], default=0.0)",
-        "float(x.abs().max() / 127) * 127 if x.numel() else 0.0",
+        "scaled = flat",
+        "scale = torch.tensor(scale).to(x.dtype).float().numpy(); scaled = flat",
     ),
-    Mutant("lets_128_wrap", "except that 128 became -128", "> 127] = 127", "> 127] = -128"),
     Mutant(
-        "imports_the_reference",
-        "course_lib.compression",
-        "import struct",
-        "import struct, importlib; importlib.import_module('course_lib.compression')",
-        ("grader",),
+        "lets_128_wrap",
+        "except that 128 became -128",
+        "np.minimum(np.floor(scaled + u), 127)",
+        "np.floor(scaled + u).astype(np.int32)",
     ),
     Mutant(
         "into_the_same_memory",
         "this call has changed the result of an earlier call",
-        "(x, u):",
-        "(x, u, kept={}):",
-        also=(("flat = x", "wire = kept.setdefault(x.numel(), wire); flat = x"),),
+        "return wire",
+        "return globals().setdefault(len(wire), wire).copy_(wire)",
     ),
 )
 
@@ -90,18 +67,6 @@ dequantize__in_place_edited = edits_of(
     Mutant("views_any_four_bytes", "divisible", "wire = wire.clone()", "pass"),
     Mutant("float32_only", "has dtype torch.float32", ".to(dtype)", ""),
     Mutant("rounds_to_float16", "rounded to float16 on the way", ".to(dtype)", ".half().to(dtype)"),
-    Mutant(
-        "keeps_the_first_scale",
-        "expected",
-        "(wire, shape, dtype):",
-        "(wire, shape, dtype, kept={}):",
-        also=(
-            (
-                "wire[:4].view(torch.float32)[0]",
-                "kept.setdefault(len(wire), wire[:4].view(torch.float32)[0])",
-            ),
-        ),
-    ),
 )
 
 
@@ -133,10 +98,7 @@ encode_top_k__numpy_edited = edits_of(
         "listed",
     ),
     Mutant(
-        "counts_whole_bytes_only",
-        "whole bytes, like the list",
-        "len(bitmap) < len(listed)",
-        "n // 8 < 4 * k",
+        "counts_whole_bytes_only", "send the list", "len(bitmap) < len(listed)", "n // 8 < 4 * k"
     ),
     Mutant("highest_bit_first", "the first element has the highest bit", ', bitorder="little"', ""),
     Mutant(
@@ -145,7 +107,6 @@ encode_top_k__numpy_edited = edits_of(
         "sort(np.argsort(-np.abs(x))[:k])",
         "argsort(-np.abs(x))[:k]",
     ),
-    Mutant("clips", "expected", ".numpy().ravel()", ".clamp(-100, 100).numpy().ravel()"),
     Mutant("compares_squares", "expected", "-np.abs(x)", "-x * x"),
     Mutant(
         "drops_a_zero",
@@ -176,7 +137,7 @@ def with_feedback__a_class(compress):
 
 with_feedback__a_class_edited = edits_of(
     with_feedback__a_class,
-    Mutant("dropped", "add what the last call with an equal key left out", "(e)", "(x.float())"),
+    Mutant("dropped", "what the last call with an equal key left out", "(e)", "(x.float())"),
     Mutant(
         "forgets_old_keys",
         "many keys",
@@ -186,10 +147,10 @@ with_feedback__a_class_edited = edits_of(
     Mutant("by_its_text", "expected", "default(key,", "default(str(key),"),
     Mutant("by_object", "last call with an equal key", "default(key,", "default(id(key),"),
     Mutant("by_its_hash", "many keys", "default(key,", "default(hash(key),"),
-    Mutant("one_for_all_keys", "all keys share one residual", "key, torch.zeros", "0, torch.zeros"),
     Mutant(
-        "of_x_alone", "if you keep x - C(x + e)", "e -= sent", "self.left[key] = x.float() - sent"
+        "one_for_all_keys", "For each key, keep the residual", "key, torch.zeros", "0, torch.zeros"
     ),
+    Mutant("of_x_alone", "keep x + e - C(x + e)", "e -= sent", "self.left[key] = x.float() - sent"),
     Mutant("in_the_dtype_of_x", "nearly right", "e -= sent", "e -= sent; e.copy_(e.to(x.dtype))"),
     Mutant("changes_x", "x after the call", "e += x", "e += x; x.copy_(e)"),
     Mutant("drops_nan", "expected", "e -= sent", "e -= sent; e.nan_to_num_()"),
@@ -200,11 +161,7 @@ with_feedback__a_class_edited = edits_of(
         "e -= compress(e)",
     ),
     Mutant(
-        "for_good",
-        "second sender",
-        "(compress):",
-        "(compress, kept={}):",
-        also=(("self.left = {}", "self.left = kept"),),
+        "for_good", "second sender", "self.left = {}", "self.left = globals().setdefault(0, {})"
     ),
 )
 
@@ -241,55 +198,11 @@ def compressed_all_reduce__messages(x, encode, decode, group=None):
     x.copy_(torch.cat(decoded).view(x.shape))
 
 
-@passes
-def compressed_all_reduce__in_turn(x, encode, decode, group=None):
-    rank, k = dist.get_rank(group), dist.get_world_size(group)
-    shards = x.detach().float().flatten().tensor_split(k)
-    totals = []
-    for owner, shard in enumerate(shards):
-        wire = encode(shard)
-        rows = [torch.empty_like(wire) for _ in range(k)] if rank == owner else None
-        dist.gather(wire, rows, group=group, group_dst=owner)
-        if rank == owner:
-            decoded = [decode(row, shard.shape, torch.float32) for row in rows]
-            wire = encode(torch.stack(decoded).sum(0))
-        dist.broadcast(wire, group=group, group_src=owner)
-        totals.append(decode(wire, shard.shape, torch.float32))
-    x.copy_(torch.cat(totals).view(x.shape))
-
-
-compressed_all_reduce__in_turn_edited = edits_of(
-    compressed_all_reduce__in_turn,
-    Mutant(
-        "sum_of_compressed",
-        "compress the sums, too",
-        "wire = encode(torch.stack(decoded).sum(0))",
-        "whole = torch.stack(decoded).sum(0)",
-        also=(
-            ("wire = encode(shard)", "wire = encode(shard); whole = torch.empty(shard.shape)"),
-            ("dist.broadcast(wire,", "dist.broadcast(whole,"),
-            ("totals.append(decode(wire, shard.shape, torch.float32))", "totals.append(whole)"),
-        ),
-    ),
-    Mutant(
-        "everything_to_everybody",
-        "the bytes do not grow with K",
-        "dist.gather(wire, rows, group=group, group_dst=owner)",
-        "dist.all_gather(rows, wire, group=group)",
-        also=(
-            (" if rank == owner else None", ""),
-            ("if rank == owner:", "if True:"),
-            ("dist.broadcast(wire, group=group, group_src=owner)", "pass"),
-        ),
-    ),
-)
-
-
 compressed_all_reduce__messages_edited = edits_of(
     compressed_all_reduce__messages,
     Mutant(
         "compresses_the_sum_only",
-        "compress the shards, too",
+        "compress the shards",
         "total = torch.zeros_like(own_shard)",
         "dist.all_reduce(flat, group=group); total = own_shard",
         also=(("total += decode(wire, own_shard.shape, torch.float32)", "pass"),),
@@ -301,7 +214,26 @@ compressed_all_reduce__messages_edited = edits_of(
         "get_rank() // (1 if group is None else 2",
         VIRTUAL,
     ),
-    Mutant("into_a_copy", "write the result into it", "x.copy_(torch.cat(", "return (torch.cat("),
+    Mutant(
+        "sum_of_compressed",
+        "compress the sums, too",
+        "result = [encode(total)] * k",
+        "result, decode = [total] * k, lambda whole, shape, dtype: whole",
+        also=(("swap(result, wires)", "swap(result, shards)"),),
+    ),
+    Mutant(
+        "everything_to_everybody",
+        "the bytes do not grow with K",
+        "result = [encode(total)] * k",
+        "result = [encode(total)] * k; wire = encode(flat); "
+        "dist.all_gather([torch.empty_like(wire) for _ in range(k)], wire, group=group)",
+    ),
+    Mutant(
+        "into_a_copy",
+        "Write the result into the tensor",
+        "x.copy_(torch.cat(",
+        "return (torch.cat(",
+    ),
     Mutant(
         "own_shard_as_it_was",
         "expected",
@@ -316,19 +248,10 @@ compressed_all_reduce__messages_edited = edits_of(
         "total = (total + decode(wire, own_shard.shape, torch.float32)).to(x.dtype).float()",
     ),
     Mutant(
-        "alone_once",
-        "compress the sums, too",
-        "(result, wires)",
-        "(result, wires) if k > 1 else wires",
-    ),
-    Mutant(
         "remembers_its_wires",
         "of the second call",
         "wires = [encode(shard) for shard in shards]",
-        """
-        known = compressed_all_reduce__messages.__dict__
-        wires = known.setdefault(str((rank, x.shape)), [encode(shard) for shard in shards])
-        """,
+        "wires = globals().setdefault((rank, x.shape), [encode(shard) for shard in shards])",
     ),
 )
 
@@ -350,31 +273,14 @@ def random_k_mean__sample(x, k, seed, group=None):
     return result.view(x.shape)
 
 
-@passes
-def random_k_mean__silent_if_alone(x, k, seed, group=None):
-    flat, size = x.detach().reshape(-1), dist.get_world_size(group)
-    places = np.random.default_rng(seed).permutation(len(flat))[:k]
-    values = flat[places].double()
-    if size > 1:
-        sums = values.to(x.dtype)
-        dist.all_reduce(sums, group=group)
-        values = sums.double()
-    result = torch.zeros(len(flat), dtype=x.dtype)
-    result[places] = (values * len(flat) / (k * size)).to(x.dtype)
-    return result.reshape(x.shape)
-
-
 random_k_mean__sample_edited = edits_of(
     random_k_mean__sample,
     Mutant("own_seed", "draws other places than rank", "(seed)", "(seed + dist.get_rank())"),
     Mutant(
         "global_generator",
         "draws or seeds random numbers of the torch generator",
-        "places = random.Random(seed).sample(range(n), k)",
-        """
-        torch.manual_seed(seed)
-        places = torch.randperm(n)[:k]
-        """,
+        "places =",
+        "torch.manual_seed(seed); places =",
     ),
     Mutant(
         "with_repetition", "Draw k different places", "sample(range(n), k", "choices(range(n), k=k"
@@ -389,7 +295,6 @@ random_k_mean__sample_edited = edits_of(
         also=(("values * (n / k / size)", "(values * (n / k / size)).to(x.dtype)"),),
     ),
     Mutant("seed_of_16_bits", "draw the same places", "(seed)", "(seed % 65536)"),
-    Mutant("drops_nan", "expected", "[places].clone()", "[places].nan_to_num()"),
     Mutant(
         "first_place_always",
         "All sets of k places must be equally likely",

@@ -26,14 +26,14 @@ staleness__counting_up_edited = edits_of(
     Mutant("counts_its_own_push", "a gradient's own push", "(age[worker])", "(age[worker] + 1)"),
     Mutant(
         "since_its_last_push",
-        "if each worker pulls right after its push",
+        "this worker's last pull and its push",
         "age[worker] = 0",
         "age.setdefault(worker, 0)",
         also=(("ages.append(age[worker])", "ages.append(age[worker]); age[worker] = -1"),),
     ),
     Mutant(
         "one_per_event",
-        "Staleness is the number of other updates",
+        "Staleness is the number of updates",
         "[worker] = 0",
         "[worker] = 0; ages.append(0)",
     ),
@@ -45,7 +45,7 @@ staleness__counting_up_edited = edits_of(
     ),
     Mutant(
         "leaves_out_its_own",
-        "the number of pushes by other workers",
+        "if it pushes twice before it pulls again",
         "age[other] += 1",
         "age[other] += other != worker",
     ),
@@ -54,16 +54,6 @@ staleness__counting_up_edited = edits_of(
         "workers with large numbers",
         "for kind, worker in events:",
         "for kind, worker in ((kind, worker % 4096) for kind, worker in events):",
-    ),
-    Mutant(
-        "of_all_calls",
-        "Staleness is the number of other updates",
-        "(events):",
-        "(events, age={}):",
-        also=(
-            ("age, ages = {}, []", "ages = []"),
-            ("age[worker] = 0", "age.setdefault(worker, 0)"),
-        ),
     ),
 )
 
@@ -110,11 +100,7 @@ async_server__as_a_class_edited = edits_of(
         "[p.clone() for p in params]",
     ),
     Mutant(
-        "one_memory_for_all_servers",
-        "staleness of push",
-        "params, lr):",
-        "params, lr, seen={}):",
-        also=(("0, {}", "0, seen"),),
+        "one_memory_for_all_servers", "staleness of push", "0, {}", "0, globals().setdefault(0, {})"
     ),
     Mutant(
         "leaves_out_zeros",
@@ -156,78 +142,35 @@ def work__vector_functions(params, loss, updates, server):
         dist.send(torch.cat([p.grad.reshape(-1) for p in params]), dst=server)
 
 
-@passes
-def work__receives_ahead(params, loss, updates, server):
-    params = list(params)
-    length = sum(p.numel() for p in params)
-    messages = [params[0].detach().new_empty(length) for _ in range(2)]
-    handle = dist.irecv(messages[0], server) if updates else None
-    for n in range(updates):
-        handle.wait()
-        pieces = messages[n % 2].split([p.numel() for p in params])
-        for p, piece in zip(params, pieces, strict=True):
-            p.data.copy_(piece.view_as(p))
-        if n + 1 < updates:
-            handle = dist.irecv(messages[(n + 1) % 2], server)
-        gradients = torch.autograd.grad(loss(), params)
-        dist.send(torch.cat([g.reshape(-1) for g in gradients]), server)
-
-
 work__vector_functions_edited = edits_of(
     work__vector_functions,
     Mutant(
         "own_weights",
-        "this worker's own first weights",
+        "receives the server's weights",
         "torch.nn.utils.vector_to_parameters(incoming.clone(), params)",
         "",
     ),
-    Mutant(
-        "adds_up",
-        "if a gradient is added to older ones",
-        """
-        for p in params:
-            p.grad = None
-        """,
-        "",
-    ),
-    Mutant("pushes_weights", "if the workers push weights: push gradients", "grad.", "detach()."),
+    Mutant("adds_up", "clears .grad", "p.grad = None", "pass"),
+    Mutant("pushes_weights", "pushes the gradient, not weights", "grad.", "detach()."),
     Mutant(
         "server_is_rank_0",
         "the server is rank",
-        "src=server",
-        "src=0",
+        "params = list",
+        "server = 0; params = list",
         VIRTUAL,
-        also=(("dst=server", "dst=0"),),
     ),
     Mutant(
         "skips_zeros",
         "waits in recv",
-        "loss().backward()",
-        """
-        loss().backward()
-        if not any(p.grad.any() for p in params):
-            continue
-        """,
+        "dist.send(",
+        "any(p.grad.any() for p in params) and dist.send(",
         VIRTUAL,
     ),
     Mutant(
         "takes_a_step",
         "weights at the end",
-        "dist.send(torch.cat([p.grad.reshape(-1) for p in params]), dst=server)",
-        """
-        dist.send(torch.cat([p.grad.reshape(-1) for p in params]), dst=server)
-        for p in params:
-            p.data -= 0.1 * p.grad
-        """,
-    ),
-    Mutant(
-        "leaves_hooks",
-        "leaves hooks on the parameters",
-        "params = list(params)",
-        "params = list(params); [p.register_hook(lambda g: g) for p in params]",
-    ),
-    Mutant(
-        "leaves_out_nan", "an inf or a NaN", "p.grad.reshape(-1)", "p.grad.nan_to_num().reshape(-1)"
+        "dst=server)",
+        "dst=server); [p.data.sub_(p.grad) for p in params]",
     ),
     Mutant(
         "sends_an_empty_message",
@@ -268,7 +211,7 @@ backup_server__by_sets_edited = edits_of(
     backup_server__by_sets,
     Mutant(
         "keeps_references",
-        "that their owners have overwritten",
+        "because its owner overwrites it",
         "[g.clone() for g in gradients]",
         "list(gradients)",
     ),
@@ -284,13 +227,12 @@ backup_server__by_sets_edited = edits_of(
     ),
     Mutant(
         "in_every_push",
-        "a part of the step in every push",
+        "stay as they are until the N-th",
         "arrived.append([g.clone() for g in gradients])",
         "arrived.append([g.clone() for g in gradients]); "
         "[w.sub_(g, alpha=lr / wait_for) for w, g in zip(weights, arrived[-1], strict=True)]",
         also=(("w.sub_(mean, alpha=lr)", "pass"),),
     ),
-    Mutant("leaves_out_nan", "a gradient with a NaN", "[g.clone() for", "[g.nan_to_num() for"),
     Mutant(
         "one_gradient_per_worker",
         "counts: expected False, got True",
@@ -305,29 +247,6 @@ backup_server__by_sets_edited = edits_of(
 
 
 # diloco ------------------------------------------------------------------------------------
-
-
-@passes
-def diloco__with_sgd(params, inner_step, every, outer_lr, momentum, group=None):
-    params = list(params)
-    held = torch.nn.Parameter(torch.cat([p.detach().reshape(-1) for p in params]))
-    outer = torch.optim.SGD([held], outer_lr, momentum=momentum, nesterov=momentum > 0)
-    count = [0]
-
-    def step():
-        inner_step()
-        count[0] += 1
-        if count[0] % every == 0:
-            change = held.detach() - torch.cat([p.detach().reshape(-1) for p in params])
-            dist.all_reduce(change, group=group)
-            held.grad = change / dist.get_world_size(group)
-            outer.step()
-            pieces = held.detach().split([p.numel() for p in params])
-            with torch.no_grad():
-                for p, piece in zip(params, pieces, strict=True):
-                    p.copy_(piece.view_as(p))
-
-    return step
 
 
 @passes
@@ -378,19 +297,16 @@ diloco__by_hand_edited = edits_of(
         "inner_step(); dist.all_reduce(torch.zeros(1), group=group)",
     ),
     Mutant("does_not_wait", "never waits for the handle", ".wait()", ""),
-    Mutant(
-        "clears_the_gradients", "each .grad: expected 'left alone'", "(s)", "(s); p.grad = None"
-    ),
+    Mutant("clears_the_gradients", ".grad of parameter", "(s)", "(s); p.grad = None"),
     Mutant(
         "counts_the_steps_of_all_models",
         "other models train, too",
-        "group=None):",
-        "group=None, count=[0]):",
-        also=(("    count = [0]", ""),),
+        "count = [0]",
+        "count = globals().setdefault(0, [0])",
     ),
     Mutant(
         "drops_a_round_with_nan",
-        "a rank has a NaN",
+        "has a NaN",
         "moved /= dist",
         "moved.nan_to_num_(); moved /= dist",
     ),
@@ -399,13 +315,6 @@ diloco__by_hand_edited = edits_of(
         "nobody moves in round 2",
         "b.mul_(momentum).add_(delta)",
         "b.mul_(momentum if delta.any() else 0).add_(delta)",
-    ),
-    Mutant(
-        "in_float32",
-        "This is nearly right",
-        "dist.all_reduce(moved, group=group, async_op=True).wait()",
-        "wide = moved.dtype; moved = moved.float(); dist.all_reduce(moved, group=group); "
-        "moved = moved.to(wide)",
     ),
     Mutant(
         "one_momentum_for_a_shape",

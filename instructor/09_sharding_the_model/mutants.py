@@ -1,7 +1,5 @@
 """Wrong solutions that people write, and right ones that differ from ours."""
 
-import math
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -39,7 +37,12 @@ def column_parallel__by_hook(linear, group=None):
 
 column_parallel__by_hook_edited = edits_of(
     column_parallel__by_hook,
-    Mutant("gradient_is_not_summed", "this rank's term alone", "x.register_hook(add_up)", "pass"),
+    Mutant(
+        "gradient_is_not_summed",
+        "sum over the ranks of dY_r A_r",
+        "x.register_hook(add_up)",
+        "pass",
+    ),
     Mutant("rank_of_the_world", "in two groups", ".get_rank(group)", ".get_rank()"),
     Mutant("a_view", "shares memory with weight", "(weight.clone())", "(weight)"),
     Mutant(
@@ -61,32 +64,11 @@ column_parallel__by_hook_edited = edits_of(
         "if x.requires_grad and len(self.weight)",
     ),
     Mutant(
-        "skips_zeros",
-        "waits in all_reduce",
-        "dist.all_reduce(",
-        "grad.any() and dist.all_reduce(",
-    ),
-    Mutant(
-        "drops_nan",
-        "gradient of x",
-        "return grad",
-        "return grad.nan_to_num(0, 0, 0)",
-    ),
-    Mutant(
-        "parts_by_shape",
-        "for the second time",
-        "linear, group=None):",
-        "linear, group=None, kept={}):",
-        also=(
-            (
-                "return Columns(weight, bias)",
-                "return kept.setdefault((rank, linear.weight.shape), Columns(weight, bias))",
-            ),
-        ),
+        "skips_zeros", "waits in all_reduce", "dist.all_reduce(", "grad.any() and dist.all_reduce("
     ),
     Mutant(
         "hook_on_x_itself",
-        "also contains the gradient from other uses of x",
+        "The gradient from other uses of x",
         "x = x.view_as(x)",
         "pass",
     ),
@@ -120,14 +102,14 @@ row_parallel__the_output_where_it_is_edited = edits_of(
     row_parallel__the_output_where_it_is,
     Mutant(
         "bias_in_the_product",
-        "the bias added once by each rank",
+        "then add the whole bias once",
         "(x @ self.weight.mT)",
         "F.linear(x, self.weight, self.bias)",
         also=(AFTER,),
     ),
     Mutant(
         "a_share_of_the_bias",
-        "a K-th of the bias's gradient",
+        "then add the whole bias once",
         "x @ self.weight.mT",
         "x @ self.weight.mT + (0 if self.bias is None else self.bias / dist.get_world_size(group))",
         also=(AFTER,),
@@ -141,7 +123,7 @@ row_parallel__the_output_where_it_is_edited = edits_of(
     ),
     Mutant(
         "dist_nn",
-        "K times the right gradient",
+        "Do not sum dY in backward",
         "dist.all_reduce(y.data, group=group)",
         """
         import torch.distributed.nn as dnn
@@ -150,24 +132,9 @@ row_parallel__the_output_where_it_is_edited = edits_of(
     ),
     Mutant("rounds_to_bfloat16", "output", ".contiguous()", ".bfloat16().to(x.dtype)"),
     Mutant(
-        "a_view_if_contiguous",
-        "shares memory with weight",
-        "weight.clone()",
-        "weight.contiguous()",
+        "a_view_if_contiguous", "shares memory with weight", "weight.clone()", "weight.contiguous()"
     ),
     Mutant("chunks", "tuple index out of range", "tensor_split(", "chunk("),
-    Mutant(
-        "no_sum_of_zeros",
-        "waits in all_reduce",
-        "dist.all_reduce(",
-        "y.any() and dist.all_reduce(",
-    ),
-    Mutant(
-        "keeps_the_bias",
-        "the module still holds the whole layer: expected False",
-        "return Rows(",
-        "Rows.old = linear.bias; return Rows(",
-    ),
 )
 
 
@@ -204,58 +171,22 @@ def sharded_optimizer__chunks_in_lists(params, make_optimizer, group=None):
     return step
 
 
-@passes
-def sharded_optimizer__one_buffer(params, make_optimizer, group=None):
-    k, rank = dist.get_world_size(group), dist.get_rank(group)
-    unique = []
-    for param in params:
-        if param.requires_grad and not any(param is other for other in unique):
-            unique.append(param)
-    sizes = [param.numel() for param in unique]
-    chunk = math.ceil(sum(sizes) / k)
-    buffer, grads = (unique[0].detach().new_zeros(k * chunk) for _ in range(2))
-    for param, place in zip(unique, buffer[: sum(sizes)].split(sizes), strict=True):
-        place.view(param.shape).copy_(param.detach())
-        param.data = place.view(param.shape)
-    places = grads[: sum(sizes)].split(sizes)
-    own_chunk = buffer[rank * chunk : (rank + 1) * chunk]
-    optimizer = make_optimizer([own_chunk])
-
-    def step():
-        for param, place in zip(unique, places, strict=True):
-            if param.grad is None:
-                place.zero_()
-            else:
-                torch.div(param.grad, k, out=place.view(param.shape))
-        part = torch.empty_like(own_chunk)
-        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        scatter(part, grads, group=group)
-        own_chunk.grad = part
-        optimizer.step()
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(buffer, own_chunk.clone(), group=group)
-
-    return step
-
-
-sharded_optimizer__one_buffer_edited = edits_of(
-    sharded_optimizer__one_buffer,
+sharded_optimizer__chunks_in_lists_edited = edits_of(
+    sharded_optimizer__chunks_in_lists,
     Mutant(
         "stale_gradients",
         "lacks gradients in step 1",
+        "grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]",
         """
-        if param.grad is None:
-            place.zero_()
-        else:
+        zeros = [torch.zeros_like(p) for p in params]
+        older = step.__dict__.get("grads", zeros)
+        grads = [g if p.grad is None else p.grad for p, g in zip(params, older, strict=True)]
+        step.grads = grads
         """,
-        "if param.grad is not None:",
     ),
-)
-
-
-sharded_optimizer__chunks_in_lists_edited = edits_of(
-    sharded_optimizer__chunks_in_lists,
-    Mutant("one_number_more", "numbers, expected at most", "(n + k - 1) // k", "n // k + 1"),
+    Mutant(
+        "one_number_more", "numbers of state, expected at most", "(n + k - 1) // k", "n // k + 1"
+    ),
     Mutant("sum", "the sum over the ranks, not the mean", ".grad = total / k", ".grad = total"),
     Mutant(
         "goes_home_without_gradients",
@@ -281,7 +212,7 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
     ),
     Mutant(
         "optimizer_anew",
-        "if every step makes a new optimizer",
+        "make it once, so that it keeps its state",
         "optimizer.step()",
         "make_optimizer([own_chunk]).step()",
         also=(("optimizer = make_optimizer([own_chunk])", ""),),
@@ -290,11 +221,8 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
     Mutant(
         "equal_ones_once",
         "two equal parameters",
-        "params = [param for param in dict.fromkeys(params) if param.requires_grad]",
-        """
-        params = [param for param in params if param.requires_grad]
-        params = [p for i, p in enumerate(params) if not any(map(p.equal, params[:i]))]
-        """,
+        "dict.fromkeys(params)",
+        "{tuple(p.flatten().tolist()): p for p in params}.values()",
     ),
     Mutant(
         "skips_what_overflows",
@@ -305,14 +233,8 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
     Mutant(
         "state_by_length",
         "parameter",
-        "params, make_optimizer, group=None):",
-        "params, make_optimizer, group=None, kept={}):",
-        also=(
-            (
-                "own_chunk = padded(params).split(chunk)[rank].clone()",
-                "own_chunk = kept.setdefault((rank, n), padded(params).split(chunk)[rank].clone())",
-            ),
-        ),
+        "own_chunk = padded(params).split(chunk)[rank].clone()",
+        "own_chunk = globals().setdefault((rank, n), padded(params).split(chunk)[rank].clone())",
     ),
 )
 
@@ -357,7 +279,7 @@ def pipeline_schedule__by_warm_up(world_size, bubble):
 pipeline_schedule__by_warm_up_edited = edits_of(
     pipeline_schedule__by_warm_up,
     Mutant(
-        "gpipe", "forwards before its first backward, but needs only 2", "min(late - rank, m)", "m"
+        "gpipe", "forwards before its first backward, and needs only 2", "min(late - rank, m)", "m"
     ),
     Mutant(
         "no_warm_up",
@@ -381,7 +303,7 @@ pipeline_schedule__by_warm_up_edited = edits_of(
         "rounded_up",
         "micro-batches, expected",
         "1, 1",
-        "1, max(1, math.ceil((world_size - 1) * (1 - bubble) / bubble)) if bubble else 1",
+        "1, max(1, -int((1 - world_size) * (1 - bubble) / bubble // 1)) if bubble else 1",
     ),
     Mutant("begins_at_zero", "has 0 micro-batches", "1, 1", "1, int(world_size < 2)"),
     Mutant("no_rank_alone", "ZeroDivisionError", "1, 1", "1, int(bubble >= 1)"),
@@ -390,8 +312,7 @@ pipeline_schedule__by_warm_up_edited = edits_of(
     Mutant(
         "schedule_of_the_first_call",
         "after another call",
-        "world_size, bubble):",
-        "world_size, bubble, kept={}):",
-        also=(("return ranks", "return kept.setdefault(world_size, ranks)"),),
+        "return ranks",
+        "return globals().setdefault(world_size, ranks)",
     ),
 )

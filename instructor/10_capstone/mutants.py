@@ -34,9 +34,10 @@ speed_of_light__by_kind_edited = edits_of(
         also=(("max(received) / bandwidth)", "max(received) / bandwidth), 6)"),),
     ),
     Mutant(
-        *("rate_of_the_first_call", "something is kept from the call before"),
-        *("rate, bandwidth):", "rate, bandwidth, kept={}):"),
-        also=(("/ rate", "/ kept.setdefault('rate', rate)"),),
+        "rate_of_the_first_call",
+        "something is kept from the call before",
+        "/ rate",
+        "/ globals().setdefault(0, rate)",
     ),
     Mutant(
         "imports_the_reference",
@@ -200,23 +201,6 @@ train__local_steps_edited = edits_of(
         "rank 0 says that it sent",
         "2 * (world_size - 1) * flat.numel() * 4 // world_size",
         "flat.numel()",
-    ),
-    Mutant(
-        "uses_the_mean_before_its_wait",
-        "before its wait()",
-        "sizes = [p.numel() for p in params]",
-        "sizes = [p.numel() for p in params]; handles = []",
-        ("simulated",),
-        also=(
-            (
-                "dist.all_reduce(flat)",
-                """
-        handles.append(dist.all_reduce(flat, async_op=True))
-        dist.barrier()
-        """,
-            ),
-            ("return sent", "[handle.wait() for handle in handles]; return sent"),
-        ),
     ),
 )
 
