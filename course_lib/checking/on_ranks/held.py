@@ -35,7 +35,8 @@ def held_by(value: Any) -> Iterator[Tensor]:
             yield holder
         elif isinstance(holder, _HOLDERS) or _is_own(holder):
             if isinstance(holder, types.FunctionType):
-                visited |= {id(names): names for names in (holder.__globals__, holder.__builtins__)}
+                builtins = holder.__builtins__  # type: ignore[attr-defined]
+                visited |= {id(names): names for names in (holder.__globals__, builtins)}
             waiting += gc.get_referents(holder)
 
 
