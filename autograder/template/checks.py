@@ -49,5 +49,5 @@ CHECKS = {
         exact=True,  # nothing is rounded, so every bit counts
         allowed=Allowed(time=1.02, hint="Send and receive at the same time, once each."),
         worth={"values": 3, "communication": 1},
-    ),
+    )
 }

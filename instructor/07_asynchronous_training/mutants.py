@@ -305,10 +305,7 @@ diloco__by_hand_edited = edits_of(
         "count = globals().setdefault(0, [0])",
     ),
     Mutant(
-        "drops_a_round_with_nan",
-        "has a NaN",
-        "moved /= dist",
-        "moved.nan_to_num_(); moved /= dist",
+        "drops_a_round_with_nan", "has a NaN", "moved /= dist", "moved.nan_to_num_(); moved /= dist"
     ),
     Mutant(
         "nothing_to_do",

@@ -66,12 +66,7 @@ column_parallel__by_hook_edited = edits_of(
     Mutant(
         "skips_zeros", "waits in all_reduce", "dist.all_reduce(", "grad.any() and dist.all_reduce("
     ),
-    Mutant(
-        "hook_on_x_itself",
-        "The gradient from other uses of x",
-        "x = x.view_as(x)",
-        "pass",
-    ),
+    Mutant("hook_on_x_itself", "The gradient from other uses of x", "x = x.view_as(x)", "pass"),
 )
 
 

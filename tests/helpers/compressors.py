@@ -5,15 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from course_lib.compression import (
-    QSGD,
-    Compressor,
-    OneBit,
-    PowerSGD,
-    RandomK,
-    TopK,
-    Uniform8Bit,
-)
+from course_lib.compression import QSGD, Compressor, OneBit, PowerSGD, RandomK, TopK, Uniform8Bit
 from course_lib.compression.payload import Codec
 from course_lib.compression.uniform_8bit import dequantize, quantize
 

@@ -26,13 +26,7 @@ from course_lib.ranks.explain.mismatch import (
     differing_splits,
     unfinished,
 )
-from course_lib.ranks.explain.waiting import (
-    Skipped,
-    Unmatched,
-    Waiting,
-    deadlock,
-    stuck,
-)
+from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, stuck
 from course_lib.ranks.explain.words import counted
 from course_lib.ranks.processes.board_views import (
     NEW_GROUPS,

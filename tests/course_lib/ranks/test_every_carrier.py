@@ -169,11 +169,7 @@ PROGRAMS: list[tuple[Callable[[], Any], Callable[[int, int], Any], tuple[str, ..
         lambda rank, k: [] if rank else [(other, 10.0 * other) for other in range(1, k)],
         FROM_ONE,
     ),
-    (
-        receives_from_anyone_of_a_group,
-        lambda rank, k: k - 1 if rank == k - 2 else None,
-        FROM_ONE,
-    ),
+    (receives_from_anyone_of_a_group, lambda rank, k: k - 1 if rank == k - 2 else None, FROM_ONE),
     (reduce_scatter_in_every_way, lambda rank, k: [sum_of_chunks(rank, k)] * 5, ()),
     (groups_are_destroyed_and_made_again, lambda rank, k: float(k * k), ("sockets",)),
 ]

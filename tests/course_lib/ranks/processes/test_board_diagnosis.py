@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.ranks.processes.board import MAX_CHANNELS, MAX_GROUPS, Board
-from course_lib.ranks.processes.board_diagnosis import (
-    DeadlockWatch,
-    find_deadlock,
-    stuck_ranks,
-)
+from course_lib.ranks.processes.board_diagnosis import DeadlockWatch, find_deadlock, stuck_ranks
 from course_lib.ranks.processes.board_views import Message, MessageChannel, RankPhase, Wait
 
 WORLD = 17

@@ -36,10 +36,7 @@ def exchanges() -> None:
 
 
 def send_to(x: torch.Tensor, peer: int) -> dist.Work | None:
-    return dist.isend(
-        x,
-        peer,
-    )
+    return dist.isend(x, peer)
 
 
 @torch.no_grad()
