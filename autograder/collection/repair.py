@@ -42,8 +42,11 @@ notes: dict[tuple[str, str], list[str]] = {}
 def vet(assignment: str, student: str, notebooks: Sequence[str]) -> None:
     """Vet the folder of `notebooks`: nbgrader calls this hook before it converts a submission.
 
-    The folder's path says whose submission it is: `assignment` and `student` may be patterns.
+    The folder's path says whose submission it is: `assignment` and `student` may be patterns. There
+    are no notebooks if all are refused.
     """
+    if not notebooks:
+        return
     paths = [Path(notebook) for notebook in notebooks]
     folder = paths[0].parent
     remarks = notes[folder.parent.name, folder.name] = []
