@@ -1,4 +1,4 @@
-"""How long each lecture is, in cells, words and minutes.
+"""How long each lecture is, in cells, words and minutes: ``python -m tests.helpers.lecture_size``.
 
 Minutes are derived: 130 words and 15 lines of code a minute, 2 minutes for a question with
 options, 5 for a puzzle, 1 for a prediction in italics. What nobody reads in one go is not counted:
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import nbformat
 
+from tests.helpers import ROOT
 from tests.helpers.notebook_rules import without_code
 
 CELLS, WORDS = 60, 2500
@@ -54,3 +55,17 @@ def size_of(path: Path) -> Size:
     return Size(
         len(cells), words, round(minutes), int(stated[1]) if stated else 0, guesses, puzzles
     )
+
+
+def main() -> None:
+    """Print the table of all lectures."""
+    print(f"{'':40}{'cells':>7}{'words':>7}{'minutes':>9}{'stated':>8}{'guess':>7}{'puzzle':>8}")
+    folder = ROOT / "lectures"
+    for path in [*sorted(folder.glob("*.ipynb")), *sorted(folder.glob("further/*.ipynb"))]:
+        cells, words, minutes, stated, guesses, puzzles = size_of(path)
+        name = str(path.relative_to(folder).with_suffix(""))
+        print(f"{name:40}{cells:7}{words:7}{minutes:9}{stated:8}{guesses:7}{puzzles:8}")
+
+
+if __name__ == "__main__":
+    main()
