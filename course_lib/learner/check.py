@@ -8,8 +8,11 @@ both.
 from __future__ import annotations
 
 import argparse
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nbformat import NotebookNode
 
@@ -21,6 +24,8 @@ from course_lib.learner.start import add_desk, desk_of, desk_option
 from course_lib.learner.what_counts import grade_id, is_check, is_run, rebuild, role
 from course_lib.limits import OTHERS, SOLUTIONS
 
+LOOK_EVERY = 0.5
+"""Seconds between two looks whether a watched notebook was saved."""
 DESCRIPTION = (
     "Run the cells and the checks of your copy of an assignment from the top, in a new process. "
     "Print the reports and count the points. Exit status: 0 if all checks pass, else 1."
@@ -37,6 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(  # without a default, argparse would say that TASK is required
         "tasks", nargs="*", default=[], metavar="TASK", help="only these tasks (default: all)"
     )
+    parser.add_argument(
+        "--watch", action="store_true", help="check again whenever you save it, until Ctrl-C"
+    )
     add_desk(parser)
 
 
@@ -52,12 +60,37 @@ def run(arguments: argparse.Namespace) -> int:
         raise CannotGoOn(f"you have no copy of {name} yet. Make one: {make}")
     tasks = _course.tasks(course, name)
     chosen = _chosen(tasks, arguments.tasks)
-    outcomes, notes = check_notebook(course, name, notebook, chosen)
-    print(summary(name, tasks, outcomes))
-    for note in notes:
-        print(f"  Note: {note}.")
-    decided = [outcome for outcome in outcomes.values() if not outcome.get("undecided")]
-    return int(any(outcome["fraction"] < 1 for outcome in decided))
+
+    def check() -> int:
+        outcomes, notes = check_notebook(course, name, notebook, chosen)
+        print(summary(name, tasks, outcomes))
+        for note in notes:
+            print(f"  Note: {note}.")
+        decided = [outcome for outcome in outcomes.values() if not outcome.get("undecided")]
+        return int(any(outcome["fraction"] < 1 for outcome in decided))
+
+    return _again_and_again(notebook, check) if arguments.watch else check()
+
+
+def _again_and_again(notebook: Path, check: Callable[[], object]) -> NoReturn:
+    """Check now, and whenever the notebook is saved; Ctrl-C ends it."""
+    while True:
+        saved = _saved_at(notebook)
+        try:
+            check()
+        except CannotGoOn as error:
+            print(f"course check: {error}", file=sys.stderr)
+        print(f"\nSave {notebook} to check it again, or end this with Ctrl-C.", flush=True)
+        while _saved_at(notebook) in (saved, None):
+            time.sleep(LOOK_EVERY)
+
+
+def _saved_at(notebook: Path) -> int | None:
+    """Return when it was saved; None while an editor puts a new file in its place."""
+    try:
+        return notebook.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def check_notebook(

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from course_lib.learner import CannotGoOn, _course, _run_cells
+from course_lib.learner import check as check_command
 from course_lib.learner.__main__ import main
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
@@ -179,6 +180,38 @@ def test_check_survives_a_cell_that_ends_the_process(mine: Path, capfd: Any) -> 
     write(mine, assignment("import os\nos._exit(5)"))
     assert main(["check", NAME]) == 2
     assert "ended with status 5" in capfd.readouterr().err
+
+
+def test_check_watches_a_copy_until_it_is_interrupted(
+    mine: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["start", NAME])
+    checked, looks = [], iter(range(4))
+
+    def check(course: Path, name: str, notebook: Path, chosen: Any) -> Any:
+        checked.append(notebook.stat().st_mtime_ns)
+        if len(checked) == 1:
+            raise CannotGoOn("the process that ran your cells ended")
+        return {"rank": {"fraction": 1.0, "reason": ""}}, []
+
+    def look(seconds: float) -> None:
+        """Nothing happens; then the file is replaced, and gone for a moment; then Ctrl-C."""
+        match next(looks):
+            case 1:
+                mine.rename(mine.with_suffix(".old"))
+            case 2:
+                mine.with_suffix(".old").rename(mine)
+                os.utime(mine, (1, 1))
+            case 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(check_command, "check_notebook", check)
+    monkeypatch.setattr(check_command.time, "sleep", look)
+    assert main(["check", NAME, "--watch"]) == 130
+    output = capsys.readouterr()
+    assert len(checked) == 2 and checked[1] == 10**9
+    assert "the process that ran your cells ended" in output.err
+    assert output.out.count("to check it again, or end this with Ctrl-C") == 2
 
 
 @pytest.mark.parametrize(
