@@ -30,9 +30,7 @@ def frontier(durations: Tensor) -> tuple[Tensor, Tensor]:
     """
     ends = durations.cumsum(1)
     latest = ends.amax(0)
-    ranks = torch.arange(len(ends), device=ends.device)[:, None]
-    leaders = torch.where(ends == latest, ranks, len(ends)).amin(0)
-    return latest.diff(prepend=latest.new_zeros(1)), leaders
+    return latest.diff(prepend=latest.new_zeros(1)), ends.argmax(0)
 
 
 def late_rank(durations: Tensor) -> tuple[int, int, float]:
