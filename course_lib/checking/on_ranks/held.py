@@ -35,8 +35,7 @@ def held_by(value: Any) -> Iterator[Tensor]:
             yield holder
         elif isinstance(holder, _HOLDERS) or _is_own(holder):
             if isinstance(holder, types.FunctionType):
-                builtins = holder.__builtins__  # type: ignore[attr-defined]
-                visited |= {id(names): names for names in (holder.__globals__, builtins)}
+                visited |= {id(names): names for names in (holder.__globals__, holder.__builtins__)}
             waiting += gc.get_referents(holder)
 
 
