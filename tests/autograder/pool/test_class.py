@@ -345,7 +345,7 @@ def test_any_change_is_seen(course: Course, command: Commands) -> None:
     ):
         change()
         status, output = command("grade", ASSIGNMENT)
-        assert status == 0 and ("booking: 1/1" in output) is booking, output
+        assert status == 0 and ("booked 1 of 1" in output) is booking, output
         assert f"graded: 9 ({unchanged} of them unchanged" in output, output
     _, output = command("grade", ASSIGNMENT)
     assert "nothing to book: 9 submissions booked already" in output, output
