@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,7 @@ def pools() -> Iterator[None]:
         pool.clear()
 
 
-def run(
-    folder: Path,
-    task: str,
-    function: Any,
-    on: Kind = "simulated",
-    until: Callable[[CheckReport], bool] | None = None,
-) -> CheckReport:
+def run(folder, task, function, on="simulated", until=None):
     """Return the report of the public cases if it is as `until` wants it, otherwise of all cases.
 
     On CPU ranks hidden cases take long, so they run only while something is looked for.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.checking import Case, Check, CheckReport, Variety, by_reference, run_check
+from course_lib.checking import CheckReport, Variety, by_reference, run_check
 from course_lib.checking.cases import Wrong, case_generator
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.rounding import bounds_from, moved_inputs
@@ -26,9 +26,7 @@ def right_solutions(folder: Path, task: str) -> list[tuple[str, Callable[..., An
     return [("ours", solution_of(folder, task)), *((m.mistake, m.function) for m in others)]
 
 
-def require_right(
-    name: str, check: Check, case: Case, function: Callable[..., Any], seeds: list[str]
-) -> None:
+def require_right(name, check, case, function, seeds):
     """Run a solution in a case that is drawn anew for each seed, and judge it."""
     program = check.program  # alone: the ranks do not need the judge, and some cannot be sent
 

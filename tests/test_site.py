@@ -26,9 +26,7 @@ def builder() -> ModuleType:
     return module
 
 
-def test_links_to_nowhere_and_files_from_elsewhere_are_found(
-    builder: ModuleType, tmp_path: Path
-) -> None:
+def test_links_to_nowhere_and_files_from_elsewhere_are_found(builder, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "a.html").write_text(
         '<a href="sub/b.html#there"></a><a href="sub/b.html#lost"></a><a href="gone.html"></a>'

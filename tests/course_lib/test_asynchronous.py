@@ -53,9 +53,7 @@ def work(seconds: list[float], leave_after: int | None = None) -> int:
     return number
 
 
-def train(
-    seconds: list[float], updates: int, leave_after: int | None = None, **options: Any
-) -> tuple[list[Update], Tensor] | int:
+def train(seconds, updates, leave_after=None, **options):
     if dist.get_rank():
         return work(seconds, leave_after)
     net = mlp()

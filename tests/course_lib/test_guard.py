@@ -107,9 +107,7 @@ Change = Callable[[Run], None]
 SITUATIONS: dict[str, tuple[Change, bool, dict[str, str]]] = {}
 
 
-def situation(
-    name: str, errors: dict[str, str] | None = None, *, before: bool = False
-) -> Callable[[Change], Change]:
+def situation(name, errors=None, *, before=False):
     """Name what is done after one step, or before wrapping; `errors` has those of each wrapper."""
 
     def note(change: Change) -> Change:

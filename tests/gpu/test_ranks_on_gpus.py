@@ -126,9 +126,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("program", "errors"), FAULTS, ids=lambda f: getattr(f, "__name__", ""))
-def test_failures_are_explained_and_the_next_call_works(
-    program: object, errors: tuple[type[Exception], ...]
-) -> None:
+def test_failures_are_explained_and_the_next_call_works(program, errors):
     def on_gpu() -> None:
         torch.set_default_device(DEVICE)  # the programs make their tensors without a device
         try:

@@ -36,9 +36,7 @@ class Bug:
 BUGS: list[Bug] = []
 
 
-def bug(
-    what: str, error: type[Exception], *words: str, differs: str = ""
-) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def bug(what, error, *words, differs=""):
     """Put a program into the list."""
 
     def add(fn: Callable[[], Any]) -> Callable[[], Any]:

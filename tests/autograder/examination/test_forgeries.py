@@ -193,9 +193,7 @@ def test_ranks_have_no_notebook_to_talk_to(place: Sandbox, monkeypatch: pytest.M
     assert cells == [2] * len(TIMED.cases)
 
 
-def test_what_a_rank_leaves_ends_before_the_case(
-    place: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_rank_leaves_ends_before_the_case(place, monkeypatch):
     """Others on this machine need the cores: those that are graded at the same time, and next."""
     running: list[int] = []
     close = CaseRanks.__exit__

@@ -52,9 +52,7 @@ def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
 
 
 @pytest.mark.parametrize("group", ["/mine", "/no/such"])
-def test_where_none_may_be_made_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
-) -> None:
+def test_where_none_may_be_made_nothing_is_left(tmp_path, monkeypatch, group):
     (tmp_path / "cgroup.controllers").touch()
     (tmp_path / "mine").mkdir()  # without a kernel's files, as where version 2 has no controllers
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)

@@ -45,9 +45,7 @@ def test_a_wrong_function_fails_with_the_report_above_a_short_error(capsys: Any)
     assert shown == ["CheckFailed: the report above says what failed, and why"]
 
 
-def test_a_notebook_alone_finds_the_assignments_of_the_installed_course(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_alone_finds_the_assignments_of_the_installed_course(tmp_path, monkeypatch):
     """As on Colab: the wheel is installed, and the notebook lies in an empty folder."""
     folder = tmp_path / "share" / "assignments" / "55_installed"
     folder.mkdir(parents=True)

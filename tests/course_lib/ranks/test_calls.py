@@ -25,9 +25,7 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-def test_modules_folder_and_environment_are_the_notebooks(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_folder_and_environment_are_the_notebooks(ranks, tmp_path, monkeypatch):
     ranks.run(os.getpid)
     (tmp_path / "beside_the_notebook.py").write_text("ANSWER = 42\n")
     monkeypatch.chdir(tmp_path)

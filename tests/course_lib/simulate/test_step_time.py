@@ -70,9 +70,7 @@ def test_a_pipeline_of_replicas_of_parts_is_all_three() -> None:
     forward=st.floats(0.5, 2),
     message=st.sampled_from([0.0, 1e-3]),
 )
-def test_idle_time_is_what_the_schedules_clock_says(
-    p: int, turns: int, chunks: int, forward: float, message: float
-) -> None:
+def test_idle_time_is_what_the_schedules_clock_says(p, turns, chunks, forward, message):
     layout = Layout(pipeline=p, batch=p * turns, chunks=chunks)
     schedule = one_forward_one_backward(p, p * turns)
     if chunks > 1:

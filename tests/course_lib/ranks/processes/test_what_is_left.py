@@ -31,9 +31,7 @@ def make(folder: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory is seen in /dev/shm")
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.large), 3])
-def test_semaphores_of_killed_ranks_are_removed_in_the_end(
-    own_server: None, k: int, tmp_path: Path
-) -> None:
+def test_semaphores_of_killed_ranks_are_removed_in_the_end(own_server, k, tmp_path):
     with Ranks(k, on="cpu", timeout=60) as ranks, pytest.raises(RankError):
         ranks.run(make, str(tmp_path))
     left = {file.name: file.read_text().split() for file in tmp_path.iterdir()}

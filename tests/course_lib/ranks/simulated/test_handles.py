@@ -91,9 +91,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("fn", "text", "launch", "line"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG]
 )
-def test_found_by_rank_and_line(
-    fn: Callable[[], None], text: str, launch: int, line: int | None
-) -> None:
+def test_found_by_rank_and_line(fn, text, launch, line):
     first = fn.__code__.co_firstlineno
     text += f" (test_handles.py, line {first + launch})"
     if line is not None:
