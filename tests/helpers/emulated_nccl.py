@@ -232,10 +232,10 @@ class EmulatedNccl(PythonGroup):
             self._pairs[peer] = Stream()
         return self._pairs[peer]
 
-    def _start_coalescing(self) -> None:  # type: ignore[override]  # as a Backend's
+    def _start_coalescing(self) -> None:  # as a Backend's
         self._batch = []
 
-    def _end_coalescing(self) -> dist.Work:  # type: ignore[override]
+    def _end_coalescing(self) -> dist.Work:
         messages, self._batch = self._batch or [], None
         below = self._below[BATCHES]
 
@@ -273,7 +273,6 @@ def emulate(mode: str = "data", delay: float = 0.0) -> None:
 
     vars(world).update(connect=connect, emulation=emulation)
     here = world.joined_world()
-    assert here is not None
     for group in list(here._groups.values()):
         group.connect()
 

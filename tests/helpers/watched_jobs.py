@@ -75,7 +75,6 @@ def end(job: subprocess.Popen[bytes]) -> bytes:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             job.wait()
-    assert job.stdout is not None
     with job.stdout:
         return job.stdout.read()
 

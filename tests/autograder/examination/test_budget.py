@@ -144,7 +144,6 @@ def crowded_core(count: int = 3) -> Iterator[int]:
                 subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
             )
             stack.callback(process.kill)
-            assert process.stdout is not None
             process.stdout.readline()
         yield core
 

@@ -117,7 +117,7 @@ def test_who_is_to_blame_where_nothing_can_be_asked(passed, error, kind, says):
     checks, submission = checks_of(FOLDER), SimpleNamespace(runner=lambda *_: fails, sources=[])
     check: Any = checks[f"defend_{OF}"]
     with pytest.raises(kind, match=says):
-        questions = asked(check, checks[OF], passed, submission, None, "ada")  # type: ignore[arg-type]
+        questions = asked(check, checks[OF], passed, submission, None, "ada")
         assert kind is Wrong  # anybody else's fault is told at once
         questions.judge(questions.cases[0], [], [])
 

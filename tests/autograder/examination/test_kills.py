@@ -78,7 +78,6 @@ def in_a_while(act: Callable[[], None], seconds: float) -> Callable[[], None]:
 
 def sends(place: Sandbox, part: str, number: int) -> None:
     """Send a signal to the newest process that plays this part, if there is one."""
-    assert place._process is not None
     with contextlib.suppress(IndexError, ProcessLookupError):
         os.kill(processes(place._process.pid)[part][-1], number)
 
@@ -121,7 +120,6 @@ def test_a_process_that_stays_stopped_is_given_up_and_costs_nobody_points(place,
     monkeypatch.setattr(budget_module, "STANDSTILL", 2.0)
 
     def stop() -> None:
-        assert place._process is not None
         sandbox = place._process.pid
         before = {*processes(sandbox)["cells"]}
 

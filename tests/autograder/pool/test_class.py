@@ -153,9 +153,8 @@ def test_status_counts_them(course: Course, command: Commands) -> None:
     released.rename(course.root / "not yet")
     _, output = command("status", ASSIGNMENT)
     (course.root / "not yet").rename(released)
-    assert (
-        output.splitlines()[1].split()[:2] == [ASSIGNMENT, "10"] and "not released: run" in output
-    )
+    assert output.splitlines()[1].split()[:2] == [ASSIGNMENT, "10"]
+    assert "not released: run" in output
 
 
 @pytest.mark.usefixtures("as_it_was")
@@ -247,9 +246,8 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(course, command):
     assert now["crash"][1] == 0
     append(options_of(course), "c.LateSubmissionPlugin.penalty_method = 'none'\n")
     status, output = command(*grade_one)
-    assert status == 0 and "late penalties changed for 3 submissions" in output, (
-        output
-    )  # and "late"
+    # The third is "late".
+    assert status == 0 and "late penalties changed for 3 submissions" in output, output
     assert not any(penalty for _, penalty in penalties().values())
     per_day = 'c.AssignLatePenalties.plugin_class = "autograder.late_policy.PerDay"\n'
     append(options_of(course), f"{per_day}c.PerDay.share = 0.25\n")

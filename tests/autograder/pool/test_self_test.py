@@ -135,14 +135,8 @@ def paths_of(course: Course) -> list[Path]:
     ],
 )
 def test_the_pool_gives_up_only_if_no_worker_starts(
-    course: Course,
-    fake_workers: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    behaviour: str,
-    jobs: int,
-    graded: int,
-    message: str,
-) -> None:
+    course, fake_workers, monkeypatch, behaviour, jobs, graded, message
+):
     """Workers fail on three submissions, three times on each; the fourth is graded."""
     fake_workers(behaviour)
     settings = Settings()

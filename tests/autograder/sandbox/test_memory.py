@@ -23,7 +23,7 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make = Path.mkdir
 
     def with_its_files(path: Path, *arguments: object, **options: object) -> None:
-        make(path, *arguments, **options)  # type: ignore[arg-type]
+        make(path, *arguments, **options)
         if path.name.startswith("sgd-to-ddp"):
             for name in ("cgroup.procs", "memory.max", "memory.swap.max", "pids.max"):
                 (path / name).touch()
@@ -68,7 +68,6 @@ def test_memory_that_processes_share_counts_once(monkeypatch: pytest.MonkeyPatch
     )
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
-        assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
         pids = [process.pid, *descendants(process.pid)]
         monkeypatch.setattr(os.path, "exists", lambda path: False)

@@ -29,7 +29,7 @@ def _start(length: int, world_size: int, rank: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_what_ranks_of_a_check_start_with_is_safe_to_fork() -> None:
     check("02_data_parallel_sgd/shard_bounds", right_bounds)
-    pid = fork_client.shared_server().process.pid  # type: ignore[attr-defined]
+    pid = fork_client.shared_server().process.pid
     assert len(os.listdir(f"/proc/{pid}/task")) == 1
 
 
@@ -72,7 +72,7 @@ def test_an_assignment_goes_by_its_number_and_a_name_without_one_is_explained() 
 
 def test_what_a_function_returned_is_no_function() -> None:
     with pytest.raises(TypeError, match=r"check\('2/shard_bounds', f\), not .* got a tuple of 2"):
-        check("2/shard_bounds", right_bounds(4, 2, 0))  # type: ignore[arg-type]
+        check("2/shard_bounds", right_bounds(4, 2, 0))
 
 
 def test_one_case_is_run_alone_and_not_noted(monkeypatch: Any) -> None:

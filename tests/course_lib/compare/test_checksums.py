@@ -25,7 +25,7 @@ NAMES = {"averaged gradient": "gradient of", "state": "state exp_avg of", "weigh
 
 @functools.cache
 def ranks_of(world_size: int, on: str) -> Ranks:
-    return Ranks(world_size, on=on)  # type: ignore[arg-type]
+    return Ranks(world_size, on=on)
 
 
 def after_two_steps(place: str, bit: int, bad: int) -> Disagreement | None:
@@ -131,7 +131,6 @@ def test_a_state_or_a_gradient_that_a_rank_lacks_is_a_difference(on: str, bad: i
 
     for kind, name in (("state", "state step of 0.bias"), ("gradient", "gradient of 0.bias")):
         for disagreement in ranks_of(3, on).run(lacking, kind):
-            assert disagreement is not None
             assert (disagreement.name, disagreement.ranks) == (name, [bad])
 
 

@@ -183,7 +183,7 @@ def total(x: Any) -> Any:
 
 
 @total.register
-def _(x: list) -> Any:  # type: ignore[type-arg]
+def _(x: list) -> Any:
     return sum(total(item) for item in x)
 
 

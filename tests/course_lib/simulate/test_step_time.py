@@ -27,7 +27,7 @@ S, H = MODEL.sequence, MODEL.width
 
 
 def seconds(cluster: Cluster = CLUSTER, **layout: object) -> float:
-    return estimate(MODEL, cluster, Layout(**layout)).seconds  # type: ignore[arg-type]
+    return estimate(MODEL, cluster, Layout(**layout)).seconds
 
 
 def test_no_dimension_is_operations_over_rate() -> None:

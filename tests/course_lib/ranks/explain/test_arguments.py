@@ -17,7 +17,7 @@ def plain() -> None: ...
 
 
 def raises_inside() -> None:
-    spawned()  # type: ignore[call-arg]
+    spawned()
 
 
 @pytest.mark.parametrize("on", ["simulated", "cpu"])

@@ -318,7 +318,6 @@ def test_a_script_interrupted_twice_leaves_nothing(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    assert process.stdout is not None
     assert "on" in process.stdout.readline()
     below = descendants(process.pid)
     assert len(below) >= 3

@@ -96,7 +96,7 @@ def test_an_edited_module_is_imported_anew(
     file = tmp_path / "edited_helper.py"
 
     def answer() -> int:
-        import edited_helper  # type: ignore[import-not-found]
+        import edited_helper
 
         return int(edited_helper.ANSWER)
 

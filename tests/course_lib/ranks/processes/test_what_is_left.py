@@ -21,7 +21,7 @@ def make(folder: str) -> None:
     """Make what spawned workers would share, note its names, and be killed or not."""
     lock = multiprocessing.get_context("spawn").Lock()
     memory = shared_memory.SharedMemory(create=True, size=8)
-    names = [f"sem.{lock._semlock.name[1:]}", memory.name]  # type: ignore[attr-defined]
+    names = [f"sem.{lock._semlock.name[1:]}", memory.name]
     Path(folder, str(dist.get_rank())).write_text(" ".join(names))
     dist.barrier()
     if dist.get_rank() == 0:

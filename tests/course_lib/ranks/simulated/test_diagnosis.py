@@ -68,7 +68,7 @@ def waits_for_less_than_the_messages_take() -> None:
 
 def waits_a_while_for_anyone() -> None:
     if dist.get_rank() == 0:
-        dist.irecv(torch.ones(1)).wait(timedelta(seconds=1))  # type: ignore[union-attr]
+        dist.irecv(torch.ones(1)).wait(timedelta(seconds=1))
 
 
 @pytest.mark.every_case

@@ -148,7 +148,7 @@ def inside_a_mode_of_the_user() -> None:
 
     x = torch.ones(3)
     before = dist.all_reduce(torch.ones(1), async_op=True)
-    with FlopCounterMode(display=False) as counter:  # type: ignore[no-untyped-call]
+    with FlopCounterMode(display=False) as counter:
         before.wait()
         work = dist.all_reduce(x, async_op=True)
         torch.ones(4, 4) @ torch.ones(4, 4)
@@ -164,7 +164,7 @@ def trained_by_ddp() -> None:
         model(torch.ones(2, 4)).sum().backward()
 
 
-def hook_that_chains(state: Any, bucket):  # type: ignore[no-untyped-def]
+def hook_that_chains(state: Any, bucket):
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0] / 3)
 
