@@ -13,7 +13,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 # choose; set here, `make lab` and a JupyterLab started by hand would give different numbers.
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-all coverage lab formgrader doctor site pdf lint seeds bench gpu help
+.PHONY: demo test test-all lab formgrader doctor site pdf lint seeds bench gpu help
 
 demo: .venv/ready  ## the course end to end: release, grade six submissions, feedback, a table
 	@.venv/bin/python -m autograder demo
@@ -22,24 +22,13 @@ demo: .venv/ready  ## the course end to end: release, grade six submissions, fee
 # (tests/conftest.py), so what the tests of a file share is made once. ARGS=-n0 runs all in one
 # process, which a debugger needs.
 WORKERS ?= 4
-IN_WORKERS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-PYTEST = .venv/bin/python -m pytest $(IN_WORKERS)
+PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: .venv/ready  ## the default tests, five minutes on two cores; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
 
 test-all: .venv/ready  ## all tests: every case, every mistake, whole classes
 	@$(PYTEST) -m '' $(ARGS)
-
-# Workers, ranks and servers are measured too, so it takes about twice as long as the tests alone.
-COVERAGE = .venv/bin/python -m coverage
-coverage: .venv/ready  ## which lines of the grader and of simulated ranks the tests run
-	@$(COVERAGE) --version >/dev/null 2>&1 || $(PIP) -qq --editable '.[coverage]'
-	@$(COVERAGE) erase
-	@$(COVERAGE) run -m pytest $(IN_WORKERS) $(or $(ARGS),$(DECIDES)); tests=$$?; \
-	  $(COVERAGE) combine --quiet && .venv/bin/python .ci/lines_run.py && exit $$tests
-FABRIC = $(addprefix tests/course_lib/ranks/,_torch simulated test_host.py test_every_carrier.py test_student_bugs.py)
-DECIDES = tests/course_lib/checking tests/course_lib/capstone $(FABRIC) tests/autograder tests/test_assignments.py
 
 # Rooted at work/, where the copies lie, so that no click opens a file that git tracks.
 lab: .venv/ready  ## JupyterLab on your desk, work/, with your copies of lectures and assignments

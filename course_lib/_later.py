@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package, or of a module in one.
+def later(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package, or of a module in one.
 
     Args:
         package: its name.
@@ -31,7 +33,7 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[package], name, value)
         return value
 
-    return get
+    return get, lambda: [*vars(sys.modules[package]), *modules_by_name]
 
 
 def without(*modules: str) -> None:

@@ -154,15 +154,6 @@ def kernels_have_an_address_of_their_own() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def coverage_of_ranks() -> Iterator[None]:
-    """Under `make coverage`, have ranks save which lines they ran before they are killed."""
-    from tests.helpers.measured import ranks_that_save_what_they_ran
-
-    with ranks_that_save_what_they_ran():
-        yield
-
-
 @pytest.fixture(scope="session")
 def ddp_is_imported() -> None:
     """Import what DDP imports when it is first used: that takes seconds of some limit."""

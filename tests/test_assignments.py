@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from course_lib.checking import CheckReport, run_check
 from course_lib.checking.defence import Defence
 from course_lib.checking.local import Kind, LocalRunner
 from course_lib.checking.mutants import Solution, says
-from course_lib.checking.report import CaseResult
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.solutions import (
@@ -47,35 +47,17 @@ def pools() -> Iterator[None]:
         pool.clear()
 
 
-class Enough(Exception):
-    """The search has succeeded; holds the report so far."""
-
-
-def run(
-    folder: Path,
-    task: str,
-    function: Any,
-    on: Kind = "simulated",
-    until: Callable[[CheckReport], bool] | None = None,
-) -> CheckReport:
-    """Return the report of all cases, or of those until the report is as `until` wants it.
+def run(folder, task, function, on="simulated", until=None):
+    """Return the report of the public cases if it is as `until` wants it, otherwise of all cases.
 
     On CPU ranks hidden cases take long, so they run only while something is looked for.
     """
-    name, check, results = f"{folder.name}/{task}", checks_of(folder)[task], list[CaseResult]()
-
-    def progress(result: CaseResult) -> None:
-        results.append(result)
-        if until and until(so_far := CheckReport(name, tuple(results), check.worth)):
-            raise Enough(so_far)
-
+    examine = partial(run_check, f"{folder.name}/{task}", checks_of(folder)[task], seed="tests")
     with LocalRunner(function, on, echo=None, ranks=POOLS[on]) as runner:
-        cases = hidden_cases(folder, task) if on == "simulated" or until else ()
-        try:
-            return run_check(name, check, runner, seed="tests", hidden=cases, progress=progress)
-        except Enough as enough:
-            report: CheckReport = enough.args[0]
+        if until and until(report := examine(runner)):
             return report
+        hidden = hidden_cases(folder, task) if on == "simulated" or until else ()
+        return examine(runner, hidden=hidden)
 
 
 def told(report: CheckReport) -> str:

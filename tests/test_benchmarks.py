@@ -63,9 +63,7 @@ def test_parts_of_make_gpu_run_on_the_cpu(part: str, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.large
-def test_a_part_that_does_not_end_well_leaves_its_rows(
-    body: str, limit: int, said: str, tmp_path: Path
-) -> None:
+def test_a_part_that_does_not_end_well_leaves_its_rows(body, limit, said, tmp_path):
     """And the process that it started ends with it."""
     script = tmp_path / "gpu.py"  # as a copy, whose only part is bad
     code = (BENCHMARKS / "gpu.py").read_text()

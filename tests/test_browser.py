@@ -111,9 +111,7 @@ def write_notebook(desk: Path, name: str, *sources: str) -> str:
     return name
 
 
-def test_sliders_move_a_figure_dark_and_light_without_a_kernel_and_opened_again(
-    page: Browser, lab: str, desk: Path
-) -> None:
+def test_sliders_move_a_figure_dark_and_light_without_a_kernel_and_opened_again(page, lab, desk):
     name = write_notebook(
         desk,
         "sliders.ipynb",

@@ -35,9 +35,7 @@ def commands(program: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("arguments", commands("autograder"), ids=" ".join)
-def test_a_command_of_the_autograder_parses(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_of_the_autograder_parses(arguments, monkeypatch, capsys):
     if arguments == ["COMMAND", "--help"]:
         return
     if len(arguments) == 1 and arguments[0] in COMMANDS:  # a name in the text: `autograder regrade`

@@ -47,9 +47,7 @@ def test_a_grader_without_an_account_is_named(monkeypatch: pytest.MonkeyPatch) -
         asyncio.run(hub.add_user(types.SimpleNamespace(name="instructor2")))
 
 
-def test_a_course_that_is_no_course_or_has_no_owner_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_course_that_is_no_course_or_has_no_owner_is_named(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match="COURSE="):
         read_config(monkeypatch, tmp_path)
 

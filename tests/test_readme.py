@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,9 +16,7 @@ from tests.helpers.notebook_rules import broken_links, without_code
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_first_check_says_what_is_printed_below_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_first_check_says_what_is_printed_below_it(capsys, monkeypatch, tmp_path):
     page = (ROOT / "docs" / "grading.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- first check -->(.*)<!-- end of first check -->", page, re.DOTALL)
     assert shown, "docs/grading.md has lost its first check"

@@ -1,4 +1,4 @@
-"""A right solution passes with every seed; a verdict near the allowed error is not left to one."""
+"""A right solution passes with every seed, and the allowed error is that of the arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.checking import Case, Check, CheckReport, Observed, Variety, by_reference, run_check
+from course_lib.checking import CheckReport, Variety, by_reference, run_check
 from course_lib.checking.cases import Wrong, case_generator
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.rounding import bounds_from, moved_inputs
@@ -26,9 +26,7 @@ def right_solutions(folder: Path, task: str) -> list[tuple[str, Callable[..., An
     return [("ours", solution_of(folder, task)), *((m.mistake, m.function) for m in others)]
 
 
-def require_right(
-    name: str, check: Check, case: Case, function: Callable[..., Any], seeds: list[str]
-) -> None:
+def require_right(name, check, case, function, seeds):
     """Run a solution in a case that is drawn anew for each seed, and judge it."""
     program = check.program  # alone: the ranks do not need the judge, and some cannot be sent
 
@@ -77,7 +75,6 @@ DRAWN = [
 def test_a_reference_runs_in_every_case_that_is_drawn(folder: Path, task: str) -> None:
     """A draw makes no case that is illegal."""
     check, name = checks_of(folder)[task], f"{folder.name}/{task}"
-    assert check.drawn is not None
     for seed in range(DRAWN_SEEDS):
         case = check.drawn(seed)
         check.prepare(case, check.inputs(case, case_generator("tests", name, case)))
@@ -143,28 +140,3 @@ def test_half_precision_still_finds_what_no_rounding_explains() -> None:
     assert report_on(lambda x: (x.double() * (1 + 2.0**-8)).bfloat16()).passed
     assert not report_on(lambda x: x * 1.2).passed
     assert not report_on(lambda x: x + 0.3).passed
-
-
-@pytest.mark.parametrize(
-    ("error", "refused", "passes"),
-    [
-        (0.1, ["1"], True),  # near the allowed error, once
-        (0.1, ["1", "1, again 1"], False),
-        (0.5, ["1"], False),  # far from it
-    ],
-)
-def test_one_case_near_the_allowed_error_is_tried_with_more_seeds(
-    error: float, refused: list[str], passes: bool
-) -> None:
-    """The drawn numbers tell the runner its seed: it answers wrongly for those in `refused`."""
-    seeds = {}
-    (case, _) = SAME.cases
-    for seed in ("1", "1, again 0", "1, again 1"):
-        (rank_input,) = SAME.inputs(case, case_generator(seed, "t/same", case))
-        seeds[rank_input["own"]["x"][0].item()] = seed
-
-    def runner(check: Check, case: Case, inputs: Any) -> Observed:
-        is_refused = seeds.get(inputs[0]["own"]["x"][0].item()) in refused
-        return Observed([check.program(lambda x: x * (1 + error * is_refused), inputs[0])])
-
-    assert run_check("t/same", SAME, runner, seed="1").passed == passes

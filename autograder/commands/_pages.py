@@ -1,10 +1,8 @@
-"""The two pages about all assignments that `release` writes: the overview, and the kill matrix.
+"""The page about all assignments that `release` writes, ``assignments/README.md``.
 
-The overview, ``assignments/README.md``, says what each assignment asks, and how it was tested. It
-has only counts and names, because the wrong solutions and their reports would reveal the right
-ones. The kill matrix, ``instructor/kill_matrix.md``, says which wrong solutions the checks find, in
-which place, and with which words. It is made from the marks in every ``mutants.py``. The tests run
-each wrong solution in each place, so the table is correct.
+It says what each assignment asks, and how it was tested. It has only counts and names, because the
+wrong solutions and their reports would reveal the right ones. The counts are made from the marks in
+every ``mutants.py``. The tests run each solution in each place, so the counts are correct.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from pathlib import Path
 import nbformat
 
 from course_lib.checking.loading import load_module
-from course_lib.checking.mutants import EVERYWHERE, Solution, mutants_of
+from course_lib.checking.mutants import EVERYWHERE, mutants_of
 
 _TRIED = {"simulated": "on simulated ranks", "cpu": "on CPU ranks", "grader": "in the sandbox"}
 _OVERVIEW_HEAD = """\
@@ -66,47 +64,3 @@ def _overview_row(path: Path) -> str:
         f"| [{name}]({name}/{name}.ipynb) | {len(checked)} | {sum(checked):g} + {sum(read):g} "
         f"| {takes[1]} | {refused} | {len(mutants) - refused} | {', '.join(places)} |"
     )
-
-
-_MATRIX_HEAD = """\
-# The kill matrix
-
-These tables have wrong solutions that people write, also lazy ones, and right ones that differ from
-ours. ✗: the check refuses the solution there, with these words; ✓: the solution passes there;
-empty: not tried there. `tests/test_assignments.py` and `tests/autograder/examination/` run all.
-
-Made by `python -m autograder release`.
-
-"""
-
-
-def kill_matrix(sources: Path) -> str:
-    """Return the page: the tables of all assignments in `sources`, each under a heading."""
-    parts = [_MATRIX_HEAD]
-    for path in sorted(sources.glob("*/mutants.py")):
-        mutants = mutants_of(load_module(path))
-        refused = sum(mutant.reason is not None for mutant in mutants)
-        parts += [
-            f"## {path.parent.name}: {refused} wrong, {len(mutants) - refused} right\n",
-            "| task | solution | the report says | simulated | CPU | grader |",
-            "|---|---|---|:-:|:-:|:-:|",
-            *_rows(mutants),
-            "",
-        ]
-    return "\n".join(parts).rstrip() + "\n"
-
-
-def _rows(mutants: list[Solution]) -> list[str]:
-    rows, last = [], ""
-    tasks = [mutant.task for mutant in mutants]
-    for mutant in sorted(mutants, key=lambda m: (tasks.index(m.task), m.reason is not None)):
-        task = "" if mutant.task == last else f"`{mutant.task}`"
-        last = mutant.task
-        solution = mutant.mistake.replace("_", " ")
-        if mutant.reason is None:
-            says, marks = "right", ["✓"] * len(EVERYWHERE)
-        else:
-            says = "… " + mutant.reason.replace("|", "\\|") + " …"
-            marks = ["✗" if place in mutant.where else "" for place in EVERYWHERE]
-        rows.append(f"| {task} | {solution} | {says} | {' | '.join(marks)} |")
-    return rows

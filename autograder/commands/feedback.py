@@ -14,7 +14,7 @@ from nbgrader.apps.api import NbGraderAPI
 from traitlets.config import Config
 
 from autograder.collection.collecting import hand_ins_by_student
-from autograder.commands import Progress, add_assignment, add_students
+from autograder.commands import add_assignment, add_students, print_step
 from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
 from course_lib.ranks.explain.words import counted
@@ -65,12 +65,11 @@ def feedback(config: Config, assignment: str, only: Sequence[str] = ()) -> dict[
         )
     graded = [name for name in graded if name in only or not only]
     api, without = NbGraderAPI(config=config), {}
-    progress = Progress("writing feedback", len(graded))
-    for student in graded:
+    for number, student in enumerate(graded, 1):
         # One by one: nbgrader stops at the first submission that it cannot convert.
         if reason := write_page(api, assignment, student):
             without[student] = reason
-        progress.step()
+        print_step("written feedback", number, len(graded), student)
     return without
 
 

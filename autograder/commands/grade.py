@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from autograder.collection.repair import damage, place_aside
-from autograder.commands import Progress, add_assignment, add_students
+from autograder.commands import add_assignment, add_students, print_step
 from autograder.course import Folders, Settings, find_sources, load_config
 from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
@@ -86,10 +87,11 @@ def grade_class(
                 sandbox.make_ready()
             if settings.on == "gpu":
                 gpu_access()
-        progress = Progress("grading", len(waiting))
+        numbers = itertools.count(1)
 
         def tell(outcome: Outcome) -> None:
-            progress.step(f"{_name(outcome)}: {outcome.failed}" if outcome.failed else "")
+            note = f"{_name(outcome)}{outcome.failed and f': {outcome.failed}'}"
+            print_step("graded", next(numbers), len(waiting), note)
             _remember(folders, outcome)
 
         return graded + grade_all(root, assignment, waiting, settings, jobs=jobs, tell=tell)
@@ -110,9 +112,9 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         if not waiting:
             booked = sum(s.booked for s in states)
             print(f"nothing to book: {counted(booked, 'submission')} booked already")
-        progress, failed = Progress("booking", len(waiting)), []
-        for student, reason in book(folders, config, assignment, waiting):
-            progress.step(f"{student}: {reason}" if reason else "")
+        failed = []
+        for number, (student, reason) in enumerate(book(folders, config, assignment, waiting), 1):
+            print_step("booked", number, len(waiting), f"{student}{reason and f': {reason}'}")
             failed += [student] if reason else []
         if changed := renew_penalties(config, assignment):
             submissions = counted(changed, "submission")

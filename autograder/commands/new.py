@@ -62,6 +62,6 @@ Written: {folder}
   assignments/{name}/checks.py      the check, which students get
   make seeds ARGS={name}  choose its public cases, after a change
   make test-all ARGS="tests/test_assignments.py -k {name}"
-  autograder release                make the students' version, and the kill matrix
+  autograder release                make the students' version
   README.md                         add a row for it; nothing else in the course changes""")
     return 0

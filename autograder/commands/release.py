@@ -5,8 +5,7 @@ The notebook in ``assignments/NN_name/`` is nbgrader's release of the instructor
 other files next to it, such as figures. The notebook is committed, so that a student needs only a
 clone. Nobody edits it, because this command generates it again. ``checks.py`` and other Python
 files of ``assignments/NN_name/`` are written there by hand. They exist only there, and this command
-does not change them. The command also writes the kill matrix, ``instructor/kill_matrix.md``, and
-the overview ``assignments/README.md``, which has only the sums of the matrix.
+does not change them. The command also writes the overview ``assignments/README.md``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_solution
 
 from autograder.commands import must
-from autograder.commands._pages import kill_matrix, overview
+from autograder.commands._pages import overview
 from autograder.course import find_sources, load_config
 from autograder.errors import CommandFailed
 
@@ -69,10 +68,7 @@ def release(
             paths = ", ".join(str(path.relative_to(folder)) for path in changed)
             say(f"{name}: {', '.join(outputs)} ({f'{verb}: {paths}' if changed else 'unchanged'})")
             differing += changed
-    pages = {
-        target / "README.md": overview(sources).encode(),
-        sources / "kill_matrix.md": kill_matrix(sources).encode(),
-    }
+    pages = {target / "README.md": overview(sources).encode()}
     for page in _renew(pages, pages, write):
         differing.append(page)
         say(f"{page.relative_to(root)}: {verb}")

@@ -22,19 +22,3 @@ from course_lib.capstone.race import (
     run_rank,
     score_of,
 )
-
-__all__ = [
-    "DEVICE",
-    "OVERHEAD",
-    "Draw",
-    "Job",
-    "Race",
-    "Score",
-    "answer",
-    "draw",
-    "inputs",
-    "loss_of",
-    "rehearse",
-    "run_rank",
-    "score_of",
-]

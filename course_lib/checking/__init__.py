@@ -39,30 +39,3 @@ from course_lib.checking.local import check
 from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.report import CheckFailed, CheckReport
 from course_lib.checking.run_check import run_check
-
-__all__ = [
-    "NETWORK",
-    "Allowed",
-    "Case",
-    "Check",
-    "CheckFailed",
-    "CheckReport",
-    "Draw",
-    "Expectation",
-    "Form",
-    "Given",
-    "Observed",
-    "Variety",
-    "Wrong",
-    "ask",
-    "by_judge",
-    "by_reference",
-    "calls_at_most",
-    "check",
-    "computes_between",
-    "defend",
-    "expect_equal",
-    "expect_tensor",
-    "run_check",
-    "sends_at_most",
-]

@@ -243,19 +243,13 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {ARRAY} and isinstance(value[ARRAY], Tensor)
 
 
-_NEAR = 5
-"""An error up to so many times the allowed one is near it."""
-
-
 def _expect_close(got: Any, expected: Tensor, name: str, rtol: float, atol: float) -> None:
     """Raise `Wrong` unless ``|got − expected| ≤ atol + rtol·|expected|`` everywhere."""
     tensor = expect_tensor(got, expected, name)
-    close = partial(torch.isclose, tensor, expected, equal_nan=True)
-    apart = ~close(rtol=rtol, atol=atol)
+    apart = ~torch.isclose(tensor, expected, rtol=rtol, atol=atol, equal_nan=True)
     if not apart.any():
         return
     error = (tensor.double() - expected.double()).abs()
-    near = bool(close(rtol=_NEAR * rtol, atol=_NEAR * atol).all())
     error = torch.where(error.isnan(), torch.inf, error)
     # Show the element that exceeds its allowed error the most. Two different large integers may be
     # equal in float64.
@@ -269,7 +263,7 @@ def _expect_close(got: Any, expected: Tensor, name: str, rtol: float, atol: floa
         message += f" ({count} of {expected.numel()} elements differ)"
     hint = _never_written(tensor[position], expected[position])
     mistakes = {} if hint else {_ROUNDED: _rounded(tensor, expected)}
-    raise Wrong(message, hint, mistakes=mistakes, near=near)
+    raise Wrong(message, hint, mistakes=mistakes)
 
 
 def _never_written(got: Tensor, expected: Tensor) -> str:

@@ -47,7 +47,6 @@ class Wrong(Exception):
             else empty.
         otherwise: the hint if no known mistake is named.
         detail: more lines, for example a table of what was sent; or empty.
-        near: whether the error is only a few times larger than the allowed one.
 
     """
 
@@ -58,14 +57,12 @@ class Wrong(Exception):
         detail: str = "",
         *,
         mistakes: Mapping[str, str] | None = None,
-        near: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.otherwise = hint
         self.mistakes = dict(mistakes or {})
         self.detail = detail
-        self.near = near
 
     @property
     def hint(self) -> str:
@@ -82,7 +79,6 @@ class Wrong(Exception):
             self.otherwise or hint,
             self.detail,
             mistakes={**(mistakes or {}), **self.mistakes},
-            near=self.near,
         )
 
 

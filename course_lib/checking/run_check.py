@@ -38,9 +38,6 @@ Runner = Callable[[Check, Case, Sequence[Plain]], Observed]
 """Runs a case's program on its ranks, and returns what was observed. Or it raises `RanksError`; the
 error's `trace` attribute may hold what was recorded until then."""
 
-MORE_SEEDS = 2
-"""If a single case fails, and its error is near the allowed one, it is tried with so many more
-seeds before it costs a point: a right answer may be refused by chance once, but not again."""
 MAX_REASON = 2000
 """Characters of a reason, which may contain a value that a student's function returned."""
 _KEPT = "This call is right alone, but something is kept from the call before."
@@ -105,7 +102,6 @@ def run_check(
     *,
     seed: str,
     hidden: Iterable[Case] = (),
-    progress: Callable[[CaseResult], None] = lambda _: None,
     explain: bool = True,
 ) -> CheckReport:
     """Run the check's public cases, then the hidden ones, and return the report.
@@ -116,9 +112,6 @@ def run_check(
         run: runs one case on its ranks.
         seed: the inputs are drawn from it; the same seed draws the same inputs.
         hidden: further cases, whose inputs and names stay out of the report's text.
-        progress: called with the result after every case, before a case is tried with more seeds;
-            see `MORE_SEEDS`. This result names no known mistake yet,
-            because the mistake is chosen only after all cases have run.
         explain: if the simplest case that failed is not plain, run it again without what is
             special, one by one, and say what made it fail.
 
@@ -137,8 +130,6 @@ def run_check(
             examined.append(_Examined(case, result))
         else:
             examined.append(examine(case, seed, is_hidden))
-        progress(examined[-1].result)
-    _try_again(examine, seed, examined)
     for is_hidden in (False, True):
         refused = [t for t in examined if t.finding and t.result.hidden == is_hidden]
         hints = agreed([trial.finding for trial in refused if trial.finding])
@@ -166,18 +157,6 @@ def run_check(
         traced=shown.case.name if shown is not None else "",
         function=check.function,
     )
-
-
-def _try_again(examine: Callable[..., _Examined], seed: str, examined: list[_Examined]) -> None:
-    """Try a case that alone has failed, and nearly passed, with more seeds; see `MORE_SEEDS`."""
-    failed = [index for index, trial in enumerate(examined) if not trial.result.passed]
-    suspect = examined[failed[0]] if len(failed) == 1 else None
-    if suspect is None or suspect.finding is None or not suspect.finding.near:
-        return
-    seeds = [f"{seed}, again {n}" for n in range(MORE_SEEDS)]
-    tried = [examine(suspect.case, seed, suspect.result.hidden) for seed in seeds]
-    if all(trial.result.passed for trial in tried):
-        examined[failed[0]] = tried[0]
 
 
 def _explain(examine: Callable[..., _Examined], seed: str, failed: list[_Examined]) -> None:

@@ -46,21 +46,6 @@ from course_lib.compare.looks_like import explain
 from course_lib.compare.record import Record, record, trusted_run
 from course_lib.compare.shares import shares_are_right
 
-__all__ = [
-    "Cut",
-    "Difference",
-    "Disagreement",
-    "Record",
-    "Report",
-    "blocks",
-    "checksum",
-    "compare",
-    "compare_replicas",
-    "flip_bit",
-    "record",
-    "trusted_run",
-]
-
 
 @dataclass
 class Report:
@@ -122,15 +107,15 @@ def compare(
             "the trusted record lacks the disturbed runs needed here: make the record with "
             "trusted_run(step)"
         )
-    ranks = sorted(ranks, key=lambda record: record.rank)
-    world_size, numbers = ranks[0].world_size if ranks else 1, [record.rank for record in ranks]
+    ranks = sorted(ranks, key=lambda r: r.rank)
+    world_size, numbers = ranks[0].world_size if ranks else 1, [r.rank for r in ranks]
     if numbers != list(range(world_size)):
         raise ValueError(
             f"there must be one record of each of the {world_size} ranks, got records of the ranks "
             f"{numbers}"
         )
     eps = torch.finfo(trusted.dtype).eps if trusted.dtype else trusted.coarsest()
-    if max(record.coarsest() for record in ranks) > eps:
+    if max(r.coarsest() for r in ranks) > eps:
         raise ValueError(
             "the ranks computed in a coarser dtype than the trusted run, so its tolerances are too "
             "narrow for them: make the record with trusted_run(step, dtype=torch.bfloat16)"

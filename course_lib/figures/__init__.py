@@ -49,32 +49,3 @@ from course_lib.figures._shown import (
 )
 from course_lib.figures._steps import step_spans
 from course_lib.figures._winners import winner_map
-
-__all__ = [
-    "MemoryOverTime",
-    "Moment",
-    "Span",
-    "bytes_and_quality",
-    "chunk_moments",
-    "collective_outcomes",
-    "communication_graph",
-    "diagrams",
-    "draw_cables",
-    "draw_outcomes",
-    "error_curves",
-    "explore",
-    "explore_chunks",
-    "explore_circle",
-    "feedback_step",
-    "label_ends",
-    "marked_chunks",
-    "memory_over_time",
-    "order_of_rows",
-    "plain_ticks",
-    "show",
-    "step_spans",
-    "timelines",
-    "tip",
-    "use_course_style",
-    "winner_map",
-]

@@ -42,4 +42,4 @@ if TYPE_CHECKING:
     from course_lib.pipeline_parallel.stage import split_layers
 
 # Schedules are data, so simulating them does not need PyTorch.
-__getattr__ = later(__name__, {"Pipeline": "pipeline", "split_layers": "stage"})
+__getattr__, __dir__ = later(__name__, {"Pipeline": "pipeline", "split_layers": "stage"})

@@ -44,29 +44,11 @@ if TYPE_CHECKING:
     from course_lib.ranks.trace.event import Event
     from course_lib.ranks.trace.trace import Trace
 
-__all__ = [
-    "DeadlockError",
-    "Device",
-    "Event",
-    "MismatchError",
-    "MisuseWarning",
-    "Network",
-    "RankError",
-    "RankState",
-    "RankTimeout",
-    "Ranks",
-    "RanksError",
-    "Trace",
-    "clock",
-    "compute",
-    "per_rank",
-]
-
 # Start the fork server before anything here loads PyTorch. It also loads PyTorch and takes longest.
 start_in_notebook()
 
 # Names that need PyTorch are loaded at their first use. `costs` does not need PyTorch.
-__getattr__ = later(
+__getattr__, __dir__ = later(
     __name__,
     {
         "per_rank": "calls",

@@ -31,30 +31,8 @@ if TYPE_CHECKING:
     from course_lib.ranks.simulated.lone_rank import lone_rank
     from course_lib.ranks.simulated.operation import NEW_GROUP, Operation, check_operation
 
-__all__ = [
-    "NEEDED",
-    "NEW_GROUP",
-    "Fabric",
-    "ForkServer",
-    "ForkServerError",
-    "Operation",
-    "Phase",
-    "check_operation",
-    "collapse",
-    "die_with_parent",
-    "end_soon",
-    "explain_failure",
-    "explain_leftovers",
-    "explain_misuse",
-    "fabric_states",
-    "lone_rank",
-    "preload",
-    "redirect_output",
-    "serve",
-]
-
 # Each part is loaded at its first use. For example, a sandbox is started without a fabric.
-__getattr__ = later(
+__getattr__, __dir__ = later(
     __name__,
     {
         "NEEDED ForkServer ForkServerError end_soon preload": "processes.fork_client",

@@ -24,8 +24,6 @@ from course_lib.ranks.processes.team import Processes
 from course_lib.ranks.trace.trace import Trace
 from course_lib.ranks.variables import GIVEN, pull_variables, push_variables
 
-__all__ = ["Ranks"]
-
 
 class Ranks:
     """K ranks, ready to run functions together.

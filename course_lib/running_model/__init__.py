@@ -29,19 +29,3 @@ from course_lib.running_model.problem import (
 )
 from course_lib.running_model.row import Row, measure, table
 from course_lib.running_model.ways import WAYS
-
-__all__ = [
-    "DEVICE",
-    "NETWORK",
-    "ROWS",
-    "SHAPE",
-    "WAYS",
-    "WORLD_SIZE",
-    "Row",
-    "batches",
-    "held_out_loss",
-    "measure",
-    "new_model",
-    "table",
-    "texts",
-]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from course_lib.sharded_optimizer.states import gather_states, pieces_of_states
 
 # The memory formula does not need PyTorch.
-__getattr__ = later(
+__getattr__, __dir__ = later(
     __name__,
     {
         "ShardedOptimizer": "optimizer",

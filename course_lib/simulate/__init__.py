@@ -26,16 +26,3 @@ from course_lib.simulate.memory import Memory
 from course_lib.simulate.step_time import Estimate, estimate
 from course_lib.simulate.traffic import Traffic
 from course_lib.simulate.transformer import Transformer
-
-__all__ = [
-    "CLUSTERS",
-    "Cluster",
-    "Estimate",
-    "Layout",
-    "LayoutError",
-    "Memory",
-    "Reached",
-    "Traffic",
-    "Transformer",
-    "estimate",
-]

@@ -15,5 +15,3 @@ Read in this order:
 
 from course_lib.train.config import ConfigError, TrainConfig
 from course_lib.train.loop import TrainResult, train
-
-__all__ = ["ConfigError", "TrainConfig", "TrainResult", "train"]

@@ -17,5 +17,3 @@ clock is virtual, so the answer is exact and the same on every machine. Read in 
 from course_lib.who_wins.algorithms import ALGORITHMS, Algorithm
 from course_lib.who_wins.problem import Problem, network_of
 from course_lib.who_wins.winners import Cell
-
-__all__ = ["ALGORITHMS", "Algorithm", "Cell", "Problem", "network_of"]

@@ -54,9 +54,7 @@ def alembic_is_asked_here() -> Iterator[None]:
 
 
 @pytest.fixture
-def autograder(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
+def autograder(monkeypatch, capsys):
     """Return a function that runs a command on a course: its exit status, and what it printed."""
 
     def run(course: Path, *arguments: str) -> tuple[int, str]:

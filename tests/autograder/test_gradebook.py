@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,9 +67,7 @@ def test_a_lock_is_told(book: Path, writes: bool) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_every_command_that_opens_it_says_so(
-    book: Path, command: tuple[str, ...], autograder: Any
-) -> None:
+def test_every_command_that_opens_it_says_so(book, command, autograder):
     book.write_bytes(DAMAGE["torn"](book.read_bytes()))
     status, output = autograder(book.parents[1], *command)
     assert status == 2 and output.count("\n") == 1

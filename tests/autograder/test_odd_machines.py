@@ -43,9 +43,7 @@ def odd() -> Iterator[Path]:
 @pytest.mark.large
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can show folders at other places")
-def test_an_ordinary_user_in_a_folder_with_all_kinds_of_letters(
-    released_course: Path, odd: Path
-) -> None:
+def test_an_ordinary_user_in_a_folder_with_all_kinds_of_letters(released_course, odd):
     """The course, its packages and its Python lie below /tmp; the environment is nearly empty.
 
     Folders are moved by bind mounts in a mount namespace of the command's own.

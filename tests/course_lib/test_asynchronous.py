@@ -31,7 +31,7 @@ FREE = Network(latency=0.0, bandwidth=float("inf"))
 
 def batch(worker: int, number: int) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(1000 * worker + number)
-    return tuple(torch.randn(4, n, generator=g, dtype=torch.float64) for n in (6, 3))  # type: ignore[return-value]
+    return tuple(torch.randn(4, n, generator=g, dtype=torch.float64) for n in (6, 3))
 
 
 def gradient(net: torch.nn.Module, worker: int, number: int) -> None:
@@ -53,9 +53,7 @@ def work(seconds: list[float], leave_after: int | None = None) -> int:
     return number
 
 
-def train(
-    seconds: list[float], updates: int, leave_after: int | None = None, **options: Any
-) -> tuple[list[Update], Tensor] | int:
+def train(seconds, updates, leave_after=None, **options):
     if dist.get_rank():
         return work(seconds, leave_after)
     net = mlp()

@@ -56,7 +56,7 @@ class Run:
     """Training in one process (`wrapper` None), or on this rank of several."""
 
     def __init__(self, wrapper: str | None) -> None:
-        self.net, self.wrapper, self.seen = Net(), wrapper, []  # type: ignore[var-annotated]
+        self.net, self.wrapper, self.seen = Net(), wrapper, []
         self.model: Any = self.net
         generator = torch.Generator().manual_seed(1)
         self.x = torch.randn(12, 2, 4, 4, generator=generator, dtype=torch.float64)
@@ -69,7 +69,7 @@ class Run:
             self.model = FullyShardedDataParallel(self.net)
         params, options = list(self.model.parameters()), {**SGD, "bucket_cap_mb": 4e-4}
         self.optimizer: Any = (
-            ShardedOptimizer(params, torch.optim.SGD, gradients=self.wrapper, **options)  # type: ignore[arg-type]
+            ShardedOptimizer(params, torch.optim.SGD, gradients=self.wrapper, **options)
             if self.wrapper in ("averaged", "local", "sharded")
             else torch.optim.SGD(params, **SGD)
         )
@@ -107,9 +107,7 @@ Change = Callable[[Run], None]
 SITUATIONS: dict[str, tuple[Change, bool, dict[str, str]]] = {}
 
 
-def situation(
-    name: str, errors: dict[str, str] | None = None, *, before: bool = False
-) -> Callable[[Change], Change]:
+def situation(name, errors=None, *, before=False):
     """Name what is done after one step, or before wrapping; `errors` has those of each wrapper."""
 
     def note(change: Change) -> Change:
@@ -235,7 +233,6 @@ situation(
 
 
 def halve(param: Tensor) -> None:
-    assert param.grad is not None
     param.grad.mul_(0.5)
 
 

@@ -89,15 +89,7 @@ def test_local_sgd_averages_every_h_steps_and_not_in_between(ranks_of, on, k, in
     close([weights[1] for weights in averaged], alone.weights.mean(0).expand(k, -1))
 
 
-def diloco(
-    k: int,
-    inner: str,
-    every: int,
-    outer_lr: float = 0.7,
-    outer_momentum: float = 0.9,
-    fragments: int = 1,
-    overlap: int = 0,
-) -> list[Tensor]:
+def diloco(k, inner, every, outer_lr=0.7, outer_momentum=0.9, fragments=1, overlap=0):
     """Return all ranks' weights at the end, and then with what was still on its way.
 
     The formulas, with Nesterov's momentum written out.

@@ -67,7 +67,7 @@ def test_all_reduces_by_hand_equal_the_library(ranks: Ranks, algorithm: object) 
     def both(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         ours = own_values(length).to(dtype)
         expected = ours.clone()
-        algorithm(ours)  # type: ignore[operator]
+        algorithm(ours)
         dist.all_reduce(expected)
         return ours, expected
 
@@ -87,7 +87,7 @@ def test_gradients_are_averaged(ranks: Ranks, sync: object) -> None:
         single = [param.grad.clone() for param in model.parameters()]
         for gradient in single:
             dist.all_reduce(gradient)
-        sync(list(model.parameters()))  # type: ignore[operator]
+        sync(list(model.parameters()))
         mean = [gradient / dist.get_world_size() for gradient in single]
         return [param.grad - m for param, m in zip(model.parameters(), mean, strict=True)]
 
@@ -126,13 +126,11 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("program", "errors"), FAULTS, ids=lambda f: getattr(f, "__name__", ""))
-def test_failures_are_explained_and_the_next_call_works(
-    program: object, errors: tuple[type[Exception], ...]
-) -> None:
+def test_failures_are_explained_and_the_next_call_works(program, errors):
     def on_gpu() -> None:
         torch.set_default_device(DEVICE)  # the programs make their tensors without a device
         try:
-            program()  # type: ignore[operator]
+            program()
         finally:
             torch.set_default_device(None)
 

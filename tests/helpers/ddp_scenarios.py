@@ -1,6 +1,6 @@
 """Models for tests of gradient synchronisation, and comparisons of ours with PyTorch's."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,9 +60,7 @@ def gradients(net: nn.Module) -> list[Tensor]:
     return [torch.zeros(0) if p.grad is None else p.grad.clone() for p in net.parameters()]
 
 
-def steps(
-    wrapped: nn.Module, net: nn.Module, data: Iterable[tuple[Tensor, Tensor]] | None = None
-) -> list[Tensor]:
+def steps(wrapped, net, data=None):
     """Train on this rank's shards, or on `data`; return parameters and buffers of `net`."""
     optimizer = sgd(net)
     for x, y in own_shards() if data is None else data:

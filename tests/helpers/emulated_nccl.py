@@ -35,7 +35,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from course_lib.ranks._torch.collective_table import Collective
 from course_lib.ranks._torch.python_group import PythonGroup
 from course_lib.ranks.processes import gloo, world
 from course_lib.ranks.processes.gpu_group import GpuGroup
@@ -179,9 +178,7 @@ class EmulatedNccl(PythonGroup):
 
     backend = "nccl"
 
-    def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, emulation: Emulation
-    ) -> None:
+    def __init__(self, store, rank, size, timeout, emulation):
         super().__init__(rank, tuple(range(size)), "emulated")
         self._emulation = emulation
         self._store = store
@@ -206,9 +203,7 @@ class EmulatedNccl(PythonGroup):
 
     # Collectives ---------------------------------------------------------------------------
 
-    def _collective(
-        self, collective: Collective, arguments: tuple[Any, ...], options: Any
-    ) -> dist.Work:
+    def _collective(self, collective, arguments, options):
         below = self._below[COLLECTIVES]
         return self._launch(
             self._stream,
@@ -237,10 +232,10 @@ class EmulatedNccl(PythonGroup):
             self._pairs[peer] = Stream()
         return self._pairs[peer]
 
-    def _start_coalescing(self) -> None:  # type: ignore[override]  # as a Backend's
+    def _start_coalescing(self) -> None:  # as a Backend's
         self._batch = []
 
-    def _end_coalescing(self) -> dist.Work:  # type: ignore[override]
+    def _end_coalescing(self) -> dist.Work:
         messages, self._batch = self._batch or [], None
         below = self._below[BATCHES]
 
@@ -271,16 +266,13 @@ def emulate(mode: str = "data", delay: float = 0.0) -> None:
     if getattr(world, "emulation", None) == emulation:
         return  # these ranks do already
 
-    def connect(
-        backend: str, store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False
-    ) -> EmulatedGpuGroup:
+    def connect(backend, store, rank, size, timeout, lazy=False):
         apart = c10d.PrefixStore("emulated NCCL", store)
         below = gloo.connect_gloo(apart, rank, size, timeout, lazy)
         return EmulatedGpuGroup(below, EmulatedNccl(apart, rank, size, timeout, emulation))
 
     vars(world).update(connect=connect, emulation=emulation)
     here = world.joined_world()
-    assert here is not None
     for group in list(here._groups.values()):
         group.connect()
 

@@ -38,8 +38,8 @@ def run_one(ddp: str, name: str, directory: str) -> str:
     if ddp == "ours":  # which keeps no log
         module.verify_ddp_error_logged = lambda *_: None
 
-    class Case(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc]
-        def _barrier(self, *_, **__):  # type: ignore[no-untyped-def]
+    class Case(module.TestDistBackend, module.DistributedTest._DistTestBase):
+        def _barrier(self, *_, **__):
             dist.barrier()  # PyTorch's counts processes, in files
 
     case = Case(name)

@@ -91,7 +91,7 @@ def load(ddp: type) -> Any:
     # Only its class is needed, as a base of PyTorch's test cases, for what these tests do not use.
     if importlib.util.find_spec("expecttest") is None:
         stand_in = types.ModuleType("expecttest")
-        stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        stand_in.TestCase = unittest.TestCase
         sys.modules["expecttest"] = stand_in
     os.environ.setdefault("BACKEND", "gloo")
     os.environ.setdefault("MASTER_ADDR", "localhost")

@@ -36,7 +36,7 @@ def average_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[to
 
 
 def train_ddp(hook: bool, unused: bool) -> torch.Tensor:
-    net = DistributedDataParallel(model(), bucket_cap_mb=0.0005, find_unused_parameters=unused)  # type: ignore[arg-type]
+    net = DistributedDataParallel(model(), bucket_cap_mb=0.0005, find_unused_parameters=unused)
     if hook:
         net.register_comm_hook(None, average_hook)
     train(net)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,9 +16,7 @@ from tests.helpers import ROOT
 TOLD = "reported by course_lib.ranks.watch"
 
 
-def torchrun(
-    folder: Path, *arguments: str, ranks: int = 4, **variables: str
-) -> subprocess.Popen[bytes]:
+def torchrun(folder, *arguments, ranks=4, **variables):
     """Start a job on this machine; `arguments`: what follows the options of ``torchrun``."""
     command = [sys.executable, "-m", "torch.distributed.run"]
     if "--nnodes" not in arguments:
@@ -40,11 +37,7 @@ def torchrun(
     )
 
 
-def output_of(
-    *jobs: subprocess.Popen[bytes],
-    seconds: float = 240,
-    until: Callable[[str], bool] = lambda text: TOLD in text,
-) -> str:
+def output_of(*jobs, seconds=240, until=lambda text: TOLD in text):
     """Return what jobs print until all have ended, or `until` and half a second is over.
 
     Those that still run are then ended as ``torchrun`` ends them.
@@ -82,7 +75,6 @@ def end(job: subprocess.Popen[bytes]) -> bytes:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             job.wait()
-    assert job.stdout is not None
     with job.stdout:
         return job.stdout.read()
 

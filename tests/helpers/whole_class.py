@@ -9,14 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import psutil
-import pytest
 from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
 
@@ -61,9 +60,7 @@ class Member:
     graded: bool = True
 
 
-def once(
-    tmp_path_factory: pytest.TempPathFactory, name: str, build: Callable[[Path], object]
-) -> Path:
+def once(tmp_path_factory, name, build):
     """Return a folder that `build` has filled: once for all parallel workers."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

@@ -377,9 +377,7 @@ def test_the_command(course: Path, tmp_path: Path, autograder: Any) -> None:
         *("my solution.ipynb", f"{FILE}.txt"),
     ],
 )
-def test_of_two_notebooks_the_solved_one_counts_and_the_other_is_named(
-    course: Path, tmp_path: Path, name: str
-) -> None:
+def test_of_two_notebooks_the_solved_one_counts_and_the_other_is_named(course, tmp_path, name):
     for solved_one, untouched in ((name, FILE), (FILE, name)):
         files = {f"ada/{solved_one}": SOLVED, f"ada/{untouched}": UNTOUCHED}
         source = folder_of(tmp_path / "in" / solved_one, files)
@@ -391,9 +389,7 @@ def test_of_two_notebooks_the_solved_one_counts_and_the_other_is_named(
         shutil.rmtree(course / "grading")
 
 
-def test_a_file_that_is_no_notebook_of_this_assignment_is_named(
-    course: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_notebook_of_this_assignment_is_named(course, tmp_path):
     files = {
         **{f"lecture/{FILE}": notebook("a lecture"), f"helper/{FILE}": SOLVED},
         **{f"data/{FILE}": SOLVED, "helper/helpers.py": b"x = 1", "data/data.json": b"{}"},
@@ -506,9 +502,7 @@ def test_a_submission_in_the_exchange_that_somebody_else_wrote_is_refused(
     assert f"belongs to {accounts['not hers'].name}, not to this student" in why(collected)
 
 
-def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(
-    course: Path, tmp_path: Path
-) -> None:
+def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(course, tmp_path):
     files = {f"a/{number:04}.txt": b"x" for number in range(5000)}
     inner = zipped(tmp_path / "work.zip", {**files, f"z/{FILE}": SOLVED})
     start = time.process_time()
@@ -519,9 +513,7 @@ def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(
     assert len(collected.refused) <= 21 and "more files were refused" in why(collected)
 
 
-def test_grades_may_lie_outside_the_course(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autograder: Any
-) -> None:
+def test_grades_may_lie_outside_the_course(course, tmp_path, monkeypatch, autograder):
     source = folder_of(tmp_path / "in", {f"ada/{FILE}": SOLVED})
     monkeypatch.setenv("GRADING", str(tmp_path / "elsewhere"))
     assert autograder(course, "collect", ASSIGNMENT, str(source))[0] == 0

@@ -139,9 +139,7 @@ def test_no_page_holds_a_script_or_an_address(pages: dict[str, Path], beacons: B
 
 
 @needs_sources
-def test_a_page_that_cannot_be_rendered_says_why(
-    pages: dict[str, Path], monkeypatch: pytest.MonkeyPatch, autograder: Any
-) -> None:
+def test_a_page_that_cannot_be_rendered_says_why(pages, monkeypatch, autograder):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("invalid SRE code")
 

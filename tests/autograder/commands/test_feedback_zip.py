@@ -94,9 +94,7 @@ def test_a_member_of_a_pair_who_submitted_nothing_is_named(course: Path) -> None
 @pytest.mark.filterwarnings(
     "ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-def test_the_exchange_gets_the_pages_of_those_who_used_it(
-    course: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_exchange_gets_the_pages_of_those_who_used_it(course, monkeypatch):
     """nbgrader's own command ends in a traceback for the whole class at the first other page."""
     monkeypatch.setattr(Exchange, "ensure_root", lambda self: None)
     config = load_config(course)

@@ -61,9 +61,7 @@ def is_right(average):
     ],
     ids=["counts solutions", "reads the solution", "is on the other ranks", "looks for judges"],
 )
-def test_a_check_that_looks_elsewhere_than_at_results_earns_nothing(
-    place: Sandbox, source: str, reason: str
-) -> None:
+def test_a_check_that_looks_elsewhere_than_at_results_earns_nothing(place, source, reason):
     folder = SOURCES / ASSIGNMENT
     check = checks_of(folder)["is_right"]
     with Submission(place, Settings(case_seconds=8)) as submission:

@@ -47,9 +47,7 @@ def budget(machine: Machine) -> Budget:
     return Budget(limits, lambda: machine.cores, lambda: machine.now, lambda: machine.busy)
 
 
-def test_computing_sleeping_and_being_stuck_count_and_waiting_for_a_core_does_not(
-    machine: Machine, budget: Budget
-) -> None:
+def test_computing_sleeping_and_being_stuck_count_and_waiting_for_a_core_does_not(machine, budget):
     with budget:
         machine.passes(10, ran=2, waited=8)
         machine.passes(3)
@@ -66,9 +64,7 @@ def test_filling_the_queue_oneself_gains_nothing(machine: Machine, budget: Budge
     assert (budget.used, budget.waited) == (10, 0)
 
 
-def test_a_deadline_moves_away_while_its_work_is_kept_waiting(
-    machine: Machine, budget: Budget
-) -> None:
+def test_a_deadline_moves_away_while_its_work_is_kept_waiting(machine, budget):
     with budget:
         deadline = Deadline(budget, 2)
         machine.passes(10, ran=1, waited=9)
@@ -81,9 +77,7 @@ def test_a_deadline_moves_away_while_its_work_is_kept_waiting(
         assert deadline.seconds == 2
 
 
-def test_the_verdict_says_when_time_is_over_and_for_what_it_waited(
-    machine: Machine, budget: Budget
-) -> None:
+def test_the_verdict_says_when_time_is_over_and_for_what_it_waited(machine, budget):
     with budget:
         machine.passes(59)
         assert budget.told_when_over() is None
@@ -95,9 +89,7 @@ def test_the_verdict_says_when_time_is_over_and_for_what_it_waited(
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_time_in_which_the_machine_stood_still_does_not_count(
-    machine: Machine, budget: Budget, stopped: bool
-) -> None:
+def test_time_in_which_the_machine_stood_still_does_not_count(machine, budget, stopped):
     """Either a process of the submission is stopped from outside, or the grader is not run."""
     with budget:
         machine.passes(2)
@@ -121,9 +113,7 @@ seconds = st.floats(0, 100)
 
 
 @given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1))
-def test_what_counts_is_never_more_than_the_wall_nor_less_than_a_tenth_of_it(
-    steps: list[tuple[float, float, float]],
-) -> None:
+def test_what_counts_is_never_more_than_the_wall_nor_less_than_a_tenth_of_it(steps):
     machine = Machine()
     budget = Budget(Settings(), lambda: machine.cores, lambda: machine.now, lambda: machine.busy)
     with budget:
@@ -154,7 +144,6 @@ def crowded_core(count: int = 3) -> Iterator[int]:
                 subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
             )
             stack.callback(process.kill)
-            assert process.stdout is not None
             process.stdout.readline()
         yield core
 

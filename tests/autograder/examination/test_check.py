@@ -113,9 +113,7 @@ ACCIDENT = r"(?s)The grader itself failed in 02/f..*an accident"
         (KeyError("an accident"), MachineFailure, ACCIDENT),
     ],
 )
-def test_nobody_is_graded_where_the_sandbox_or_the_grader_fails(
-    error: Exception, kind: type[Exception], message: str
-) -> None:
+def test_nobody_is_graded_where_the_sandbox_or_the_grader_fails(error, kind, message):
     with pytest.raises(kind, match=message):
         run(error, PUBLIC)
 

@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from autograder.examination.defence import answer_to, asked
 from autograder.examination.submission import Submission
-from autograder.examination.verdict import CheckVerdict, Verdict
+from autograder.examination.verdict import Verdict
 from autograder.passes.examine import Exam, examine_cells
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
 from course_lib.checking import Wrong
@@ -47,14 +47,7 @@ def ring_all_reduce(tensor, group=None):
 """
 
 
-def graded(
-    place: Sandbox,
-    answers: str,
-    student: str = "ada",
-    solution: str = "",
-    folder: Path = FOLDER,
-    of: str = OF,
-) -> CheckVerdict:
+def graded(place, answers, student="ada", solution="", folder=FOLDER, of=OF):
     """Grade the course's solution, or another one, with these answers; its check has one case."""
     source = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
     cells = []
@@ -93,9 +86,7 @@ def right_answers(student: str, number: int = 1, folder: Path = FOLDER, of: str 
         pytest.param("09_sharding_the_model", "sharded_optimizer", marks=pytest.mark.large),
     ],
 )
-def test_answers_to_ones_own_questions_earn_the_points(
-    place: Sandbox, folder: str, of: str
-) -> None:
+def test_answers_to_ones_own_questions_earn_the_points(place, folder, of):
     """The sandbox knows the same lines as the ranks of a notebook."""
     task = SOURCES / folder, of
     verdict = graded(place, right_answers("ada", 1, *task), "ada", "", *task)
@@ -118,9 +109,7 @@ def test_the_answers_are_nowhere_in_the_sandbox(place: Sandbox) -> None:
         (True, KeyError("no such event"), AuthorError, "the questions on .* could not be made"),
     ],
 )
-def test_who_is_to_blame_where_nothing_can_be_asked(
-    passed: bool, error: Exception | None, kind: type[Exception], says: str
-) -> None:
+def test_who_is_to_blame_where_nothing_can_be_asked(passed, error, kind, says):
     def fails(*_: Any) -> Any:
         assert error is not None
         raise error
@@ -128,7 +117,7 @@ def test_who_is_to_blame_where_nothing_can_be_asked(
     checks, submission = checks_of(FOLDER), SimpleNamespace(runner=lambda *_: fails, sources=[])
     check: Any = checks[f"defend_{OF}"]
     with pytest.raises(kind, match=says):
-        questions = asked(check, checks[OF], passed, submission, None, "ada")  # type: ignore[arg-type]
+        questions = asked(check, checks[OF], passed, submission, None, "ada")
         assert kind is Wrong  # anybody else's fault is told at once
         questions.judge(questions.cases[0], [], [])
 
@@ -136,9 +125,7 @@ def test_who_is_to_blame_where_nothing_can_be_asked(
 @pytest.mark.parametrize(
     ("line", "says"), [(2, "your own run shows"), (9999, "so there is nothing to ask")]
 )
-def test_a_solution_that_lies_about_its_lines_changes_its_own_questions(
-    place: Sandbox, line: int, says: str
-) -> None:
+def test_a_solution_that_lies_about_its_lines_changes_its_own_questions(place, line, says):
     """The ranks' process says the lines. Who lies there must answer other questions, or none."""
     verdict = graded(place, right_answers("ada"), solution=LIES.format(line))
     assert verdict.score < 2 and says in verdict.reason, verdict.cases

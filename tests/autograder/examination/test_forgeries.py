@@ -183,7 +183,6 @@ def test_ranks_have_no_notebook_to_talk_to(place: Sandbox, monkeypatch: pytest.M
     run = CaseRanks.run
 
     def counted(self: CaseRanks, deadline: Any) -> Any:
-        assert place._process is not None
         cells.append(len(processes(place._process.pid)["cells"]))
         return run(self, deadline)
 
@@ -193,15 +192,12 @@ def test_ranks_have_no_notebook_to_talk_to(place: Sandbox, monkeypatch: pytest.M
     assert cells == [2] * len(TIMED.cases)
 
 
-def test_what_a_rank_leaves_ends_before_the_case(
-    place: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_rank_leaves_ends_before_the_case(place, monkeypatch):
     """Others on this machine need the cores: those that are graded at the same time, and next."""
     running: list[int] = []
     close = CaseRanks.__exit__
 
     def counted(self: CaseRanks, *error: object) -> None:
-        assert place._process is not None
         below = descendants(place._process.pid)
         running.append(sum(Path(f"/proc/{n}/cmdline").read_bytes() != b"" for n in below))
         close(self, *error)
@@ -338,7 +334,7 @@ def with_parameter(f: Any, rank_input: Any, case_inputs: Given) -> Any:
 
 WITH_PARAMETER = replace(
     EFFECTS,
-    program=replace(EFFECTS.program, program=with_parameter),  # type: ignore[type-var]
+    program=replace(EFFECTS.program, program=with_parameter),
 )
 SILENT = """
 def silence():

@@ -1,16 +1,11 @@
 """What a sandbox needs for GPUs; the GPUs themselves are `make gpu`'s."""
 
-from pathlib import Path
-
-import pytest
 import torch
 
 from autograder.examination.gpus import gpu_access
 
 
-def test_what_cuda_needs_goes_in_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_cuda_needs_goes_in_and_nothing_else(monkeypatch, tmp_path):
     variables = {
         "CUDA_VISIBLE_DEVICES": "MIG-1b2c",
         "NVIDIA_VISIBLE_DEVICES": "all",

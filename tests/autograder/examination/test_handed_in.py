@@ -337,7 +337,6 @@ ALWAYS = {
 def memory(name: str) -> int:
     """Return a line of what the kernel knows of this process, in bytes."""
     line = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert line is not None
     return 1024 * int(line[1])
 
 

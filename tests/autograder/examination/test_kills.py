@@ -22,7 +22,7 @@ from autograder.course import Settings
 from autograder.examination import budget as budget_module
 from autograder.examination.submission import Submission
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
-from course_lib.checking import CheckReport, run_check
+from course_lib.checking import run_check
 from tests.autograder.examination.test_handed_in import total
 from tests.helpers.sandbox_processes import processes
 
@@ -43,9 +43,7 @@ def place() -> Iterator[Sandbox]:
         yield place
 
 
-def examine(
-    place: Sandbox, moment: str = "", act: Callable[[], None] = lambda: None, case: float = 20
-) -> CheckReport:
+def examine(place, moment="", act=lambda: None, case=20):
     """Examine a submission of two cells and two cases; at one moment call something else."""
 
     def happens(now: str) -> None:
@@ -80,7 +78,6 @@ def in_a_while(act: Callable[[], None], seconds: float) -> Callable[[], None]:
 
 def sends(place: Sandbox, part: str, number: int) -> None:
     """Send a signal to the newest process that plays this part, if there is one."""
-    assert place._process is not None
     with contextlib.suppress(IndexError, ProcessLookupError):
         os.kill(processes(place._process.pid)[part][-1], number)
 
@@ -95,9 +92,7 @@ KILLS = [(part, moment) for part in ("bubblewrap", "init", "server", "cells") fo
     ("part", "moment"),
     [*(pytest.param(*case, marks=pytest.mark.large) for case in KILLS[:-1]), KILLS[-1]],
 )
-def test_a_process_that_is_killed_costs_nobody_points(
-    place: Sandbox, part: str, moment: str
-) -> None:
+def test_a_process_that_is_killed_costs_nobody_points(place, part, moment):
     kill = partial(sends, place, part, signal.SIGKILL)
     act = in_a_while(kill, MOMENTS[moment]) if MOMENTS[moment] else kill
     try:
@@ -109,9 +104,7 @@ def test_a_process_that_is_killed_costs_nobody_points(
 
 @pytest.mark.large
 @pytest.mark.parametrize("part", ["server", "cells"])
-def test_a_sandbox_that_is_stopped_for_longer_than_the_limits_costs_nobody_points(
-    place: Sandbox, part: str
-) -> None:
+def test_a_sandbox_that_is_stopped_for_longer_than_the_limits_costs_nobody_points(place, part):
     def stop() -> None:
         sends(place, part, signal.SIGSTOP)
         in_a_while(partial(sends, place, part, signal.SIGCONT), 4)()
@@ -123,13 +116,10 @@ def test_a_sandbox_that_is_stopped_for_longer_than_the_limits_costs_nobody_point
     assert report.passed, report
 
 
-def test_a_process_that_stays_stopped_is_given_up_and_costs_nobody_points(
-    place: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_stays_stopped_is_given_up_and_costs_nobody_points(place, monkeypatch):
     monkeypatch.setattr(budget_module, "STANDSTILL", 2.0)
 
     def stop() -> None:
-        assert place._process is not None
         sandbox = place._process.pid
         before = {*processes(sandbox)["cells"]}
 

@@ -10,11 +10,9 @@ import torch
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Settings
 from autograder.errors import SandboxUnavailable
-from autograder.examination.case import On
 from autograder.examination.gpus import gpu_access
 from autograder.examination.submission import Submission, examine
 from autograder.sandbox.sandbox import Sandbox
-from course_lib.checking import CheckReport
 from course_lib.checking.loading import load_checks
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
 from tests.helpers.solutions import hidden_cases
@@ -36,9 +34,7 @@ def average_gradients(params, group=None):
 TASK = "average_gradients"
 
 
-def examined(
-    place: Sandbox, source: str, on: On | None = "cpu", limits: Settings | None = None
-) -> CheckReport:
+def examined(place, source, on="cpu", limits=None):
     check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[TASK]
     hidden = hidden_cases(SOURCES / ASSIGNMENT, TASK)
     with Submission(place, limits) as submission:

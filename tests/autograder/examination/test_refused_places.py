@@ -6,7 +6,6 @@ import socket
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -42,18 +41,14 @@ def test_a_python_in_the_folder_of_everybody_or_of_the_course_is_refused(
         python_mounts()
 
 
-def test_a_course_at_a_path_that_python_would_split_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_course_at_a_path_that_python_would_split_is_refused(monkeypatch):
     monkeypatch.setattr(mounts, "course_package", lambda: Path("/home/a:b/course_lib"))
     with pytest.raises(SandboxUnavailable, match="contains a ':'"):
         python_mounts()
 
 
 @pytest.mark.parametrize("name", ["per%20cent", "star*"])
-def test_a_course_at_a_path_that_nbgrader_would_interpret_is_refused(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_course_at_a_path_that_nbgrader_would_interpret_is_refused(name, tmp_path):
     (tmp_path / name).mkdir()
     (tmp_path / name / "nbgrader_config.py").touch()
     with pytest.raises(CourseNotFound, match="nbgrader cannot work in"):
@@ -73,9 +68,7 @@ def test_a_folder_that_only_root_may_read_is_named(tmp_path: Path) -> None:
         prepare(Mount("/exam", tmp_path), by_others=True)
 
 
-def test_a_file_that_hides_a_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, autograder: Any
-) -> None:
+def test_a_file_that_hides_a_package_is_named(monkeypatch, tmp_path, autograder):
     (tmp_path / "torch.py").write_text("answer = 42")
     monkeypatch.syspath_prepend(tmp_path)
     status, output = autograder(ROOT, "grade")

@@ -54,9 +54,7 @@ def test_the_key_is_that_of_the_content() -> None:
         *("09_sharding_the_model/checks.py", "judges.py"),
     ],
 )
-def test_a_verdict_is_outdated_when_a_file_of_its_check_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_verdict_is_outdated_when_a_file_of_its_check_changes(tmp_path, monkeypatch, name):
     """Status and regrade compare this digest, and the verdict's key has it."""
     source = copy_assignment("09_sharding_the_model", tmp_path)
     released = tmp_path / RELEASED.name / source.name / f"{source.name}.ipynb"

@@ -164,9 +164,7 @@ Participant 9,,ming@y.org,,100,-
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "cp1252"])
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_only_what_is_equal_is_filled_in(
-    export: Export, tmp_path: Path, mark: str, encoding: str
-) -> None:
+def test_only_what_is_equal_is_filled_in(export, tmp_path, mark, encoding):
     system_file = tmp_path / "own.csv"
     rows = csv.reader(io.StringIO(CANVAS.format(n=NAME).replace("Who", "Wér")))
     text = io.StringIO()
@@ -188,9 +186,7 @@ def test_only_what_is_equal_is_filled_in(
         ("123,,adaline", "678,ada,x", "fits ming (ID 678) and ada (SIS User ID ada)"),
     ],
 )
-def test_what_is_ambiguous_is_refused(
-    export: Export, tmp_path: Path, old: str, new: str, message: str
-) -> None:
+def test_what_is_ambiguous_is_refused(export, tmp_path, old, new, message):
     system_file = tmp_path / "own.csv"
     system_file.write_text(CANVAS.format(n=NAME).replace(old, new))
     assert message in export(NAME, "--fill", str(system_file))

@@ -51,9 +51,7 @@ def told(data: Path, cases: list[dict[str, Any]], **verdict: Any) -> list[nbform
         ),
     ],
 )
-def test_the_first_failure_is_a_visible_one(
-    tmp_path: Path, cases: list[dict[str, Any]], row: str
-) -> None:
+def test_the_first_failure_is_a_visible_one(tmp_path, cases, row):
     overview, cell = told(tmp_path, cases)
     assert f"| `{TASK}` | 1 of 3 | {row}" in overview.source.replace("&#58;", ":")
     passed = row.partition(" |")[0]

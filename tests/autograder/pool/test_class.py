@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from autograder.course import Folders, Settings, load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.self_test import SelfTest
 from autograder.pool import workers
-from autograder.pool.workers import Outcome
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import TASKS, Course, booked, unexpected
 
@@ -40,15 +39,7 @@ def course(graded_course: Path, copy_of: Callable[[Path], Path]) -> Course:
     return Course.observed(copy_of(graded_course))
 
 
-def in_this_process(
-    root: Path,
-    assignment: str,
-    paths: Sequence[Path],
-    settings: Settings,
-    *,
-    jobs: int,
-    tell: Callable[[Outcome], None],
-) -> list[Outcome]:
+def in_this_process(root, assignment, paths, settings, *, jobs, tell):
     """Stand for the pool, which starts processes: they take seconds."""
     folders = Folders.at(root)
     test = SelfTest(folders.source / assignment, folders.release / assignment, settings)
@@ -162,16 +153,13 @@ def test_status_counts_them(course: Course, command: Commands) -> None:
     released.rename(course.root / "not yet")
     _, output = command("status", ASSIGNMENT)
     (course.root / "not yet").rename(released)
-    assert (
-        output.splitlines()[1].split()[:2] == [ASSIGNMENT, "10"] and "not released: run" in output
-    )
+    assert output.splitlines()[1].split()[:2] == [ASSIGNMENT, "10"]
+    assert "not released: run" in output
 
 
 @pytest.mark.usefixtures("as_it_was")
 @pytest.mark.large
-def test_a_mended_check_changes_nothing_before_it_is_booked(
-    course: Course, command: Commands
-) -> None:
+def test_a_mended_check_changes_nothing_before_it_is_booked(course, command):
     text, before = checks_of(course).read_text(), booked(course.root)
     students = ("--student", "sum", "--student", "right")
     no_judge = "replace(CHECKS[TASKS[1]], judge=lambda case, inputs, outputs: None)"
@@ -232,9 +220,7 @@ def test_points_by_hand_need_not_be_given_again(course: Course, command: Command
 
 
 @pytest.mark.usefixtures("as_it_was")
-def test_a_policy_that_is_set_after_grading_reaches_everybody(
-    course: Course, command: Commands
-) -> None:
+def test_a_policy_that_is_set_after_grading_reaches_everybody(course, command):
     """A deadline, a policy and points by hand that come later; nobody is graded again."""
     url = load_config(course.root).CourseDirectory.db_url
     with Gradebook(url, "sgd-to-ddp") as book:
@@ -260,9 +246,8 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
     assert now["crash"][1] == 0
     append(options_of(course), "c.LateSubmissionPlugin.penalty_method = 'none'\n")
     status, output = command(*grade_one)
-    assert status == 0 and "late penalties changed for 3 submissions" in output, (
-        output
-    )  # and "late"
+    # The third is "late".
+    assert status == 0 and "late penalties changed for 3 submissions" in output, output
     assert not any(penalty for _, penalty in penalties().values())
     per_day = 'c.AssignLatePenalties.plugin_class = "autograder.late_policy.PerDay"\n'
     append(options_of(course), f"{per_day}c.PerDay.share = 0.25\n")
@@ -325,9 +310,7 @@ def test_two_at_once_are_refused(course: Course, command: Commands) -> None:
         (("status", "99_nothing"), "has no submission of 99_nothing"),
     ],
 )
-def test_bad_input_is_answered(
-    course: Course, command: Commands, arguments: tuple[str, ...], message: str
-) -> None:
+def test_bad_input_is_answered(course, command, arguments, message):
     status, output = command(*arguments)
     assert status == 2 and message in output and "Traceback" not in output, output
 
@@ -345,7 +328,7 @@ def test_any_change_is_seen(course: Course, command: Commands) -> None:
     ):
         change()
         status, output = command("grade", ASSIGNMENT)
-        assert status == 0 and ("booking: 1/1" in output) is booking, output
+        assert status == 0 and ("booked 1 of 1" in output) is booking, output
         assert f"graded: 9 ({unchanged} of them unchanged" in output, output
     _, output = command("grade", ASSIGNMENT)
     assert "nothing to book: 9 submissions booked already" in output, output

@@ -135,14 +135,8 @@ def paths_of(course: Course) -> list[Path]:
     ],
 )
 def test_the_pool_gives_up_only_if_no_worker_starts(
-    course: Course,
-    fake_workers: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    behaviour: str,
-    jobs: int,
-    graded: int,
-    message: str,
-) -> None:
+    course, fake_workers, monkeypatch, behaviour, jobs, graded, message
+):
     """Workers fail on three submissions, three times on each; the fourth is graded."""
     fake_workers(behaviour)
     settings = Settings()
@@ -177,9 +171,7 @@ def test_a_worker_that_cannot_start_is_started_again(
     assert messages == expected
 
 
-def test_a_worker_that_is_killed_is_replaced(
-    course: Course, fake_workers: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_is_killed_is_replaced(course, fake_workers, capsys):
     started = fake_workers("is killed")
     outcomes = workers.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings())
     assert [(outcome.failed, outcome.attempts) for outcome in outcomes] == [("", 2)] * len(CLASS)
@@ -216,9 +208,7 @@ def test_an_interrupted_pool_leaves_no_worker(course: Course, fake_workers: Any)
         ),
     ],
 )
-def test_a_check_that_is_broken(
-    course: Course, monkeypatch: pytest.MonkeyPatch, code: str, fault: str, message: str
-) -> None:
+def test_a_check_that_is_broken(course, monkeypatch, code, fault, message):
     monkeypatch.setattr(Sandbox, "close", lambda _: None)  # it serves the other tests
     checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     broken = f"CHECKS = {{name: replace(check, {code}) for name, check in CHECKS.items()}}\n"
@@ -235,9 +225,7 @@ def test_a_check_that_is_broken(
 
 @pytest.mark.usefixtures("new_sandbox")
 @pytest.mark.large
-def test_plain_nbgrader_books_nothing_either(
-    course: Course, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_nbgrader_books_nothing_either(course, monkeypatch):
     api = NbGraderAPI(config=load_config(course.root))
 
     def run(*_: object) -> Any:

@@ -23,7 +23,7 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make = Path.mkdir
 
     def with_its_files(path: Path, *arguments: object, **options: object) -> None:
-        make(path, *arguments, **options)  # type: ignore[arg-type]
+        make(path, *arguments, **options)
         if path.name.startswith("sgd-to-ddp"):
             for name in ("cgroup.procs", "memory.max", "memory.swap.max", "pids.max"):
                 (path / name).touch()
@@ -52,9 +52,7 @@ def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
 
 
 @pytest.mark.parametrize("group", ["/mine", "/no/such"])
-def test_where_none_may_be_made_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
-) -> None:
+def test_where_none_may_be_made_nothing_is_left(tmp_path, monkeypatch, group):
     (tmp_path / "cgroup.controllers").touch()
     (tmp_path / "mine").mkdir()  # without a kernel's files, as where version 2 has no controllers
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
@@ -70,7 +68,6 @@ def test_memory_that_processes_share_counts_once(monkeypatch: pytest.MonkeyPatch
     )
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
-        assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
         pids = [process.pid, *descendants(process.pid)]
         monkeypatch.setattr(os.path, "exists", lambda path: False)

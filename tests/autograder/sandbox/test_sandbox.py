@@ -227,9 +227,7 @@ for _ in range(20):
 }
 
 
-def test_memory_that_no_process_shows_is_limited_without_a_control_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_that_no_process_shows_is_limited_without_a_control_group(monkeypatch):
     monkeypatch.setattr(MemoryGroup, "make", lambda *_: None)
     mapped = "import numpy\nx = numpy.memmap('/tmp/a', mode='w+', shape=50 << 20)\nx[:] = 1\n"
     ends = {}
@@ -355,9 +353,7 @@ def test_a_module_that_does_not_exist_cannot_be_masked(name: str) -> None:
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="an ordinary user has one uid only")
-def test_uids_are_freed_and_run_out_with_a_message(
-    place: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uids_are_freed_and_run_out_with_a_message(place, monkeypatch):
     monkeypatch.setattr(user, "UIDS", range(60706 + 400, 60706 + 402))
     for _ in range(3):
         with Submission(place) as first, Submission(place) as second:

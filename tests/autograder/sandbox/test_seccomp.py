@@ -78,9 +78,7 @@ def test_it_refuses_its_list_and_nothing_else(machine: str, column: int) -> None
 
 
 @pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])
-def test_nobody_sets_a_limit_after_which_the_kernel_sends_sigkill(
-    machine: str, column: int
-) -> None:
+def test_nobody_sets_a_limit_after_which_the_kernel_sends_sigkill(machine, column):
     program = seccomp_filter(machine)
     architecture = seccomp._ARCHITECTURES[machine]
     setrlimit = seccomp.BY_ARGUMENTS["setrlimit"][column]

@@ -58,7 +58,7 @@ def test_other_questions_have_no_answer(changed: dict[str, Any]) -> None:
 
 def one_step(job: Job) -> int:
     job.backward(slice(0, 16))
-    flat = torch.cat([param.grad.flatten() for param in job.model.parameters()])  # type: ignore[union-attr]
+    flat = torch.cat([param.grad.flatten() for param in job.model.parameters()])
     handle = dist.all_reduce(flat, async_op=True)
     job.backward([0])
     handle.wait()
@@ -86,7 +86,7 @@ def test_a_curve_goes_down_and_ends_with_the_loss_that_counts() -> None:
             job.backward(range(job.rows))
             for param in job.model.parameters():
                 dist.all_reduce(param.grad)
-                param.grad /= dist.get_world_size()  # type: ignore[operator]
+                param.grad /= dist.get_world_size()
             optimizer.step()
 
     _, _, curve = rehearse(train, SMALL)

@@ -55,9 +55,7 @@ def test_a_number_is_scored_against_what_was_run(answer: Any, actual: Any, verdi
     ("actual", "holds"),
     [(0.0, 1), (0, 1), (torch.tensor(0.25), 2), (0.26, 2), (0.9, 3), (0.4, None)],
 )
-def test_what_was_run_decides_about_options(
-    answer: int, actual: Any, holds: int | None, monkeypatch: Any
-) -> None:
+def test_what_was_run_decides_about_options(answer, actual, holds, monkeypatch):
     monkeypatch.setattr(asking, "_reasons_of_lectures", lambda: {"idle?": WHY})
     scored = ask("idle?", answer, options=IDLE).score(actual)
     assert scored.right is (None if holds is None else answer == holds)
@@ -75,9 +73,7 @@ def test_a_list_of_values_is_its_own_options(capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [None, IDLE])
-def test_without_an_answer_the_run_still_decides_and_nothing_is_kept(
-    options: Any, tmp_path: Path
-) -> None:
+def test_without_an_answer_the_run_still_decides_and_nothing_is_kept(options, tmp_path):
     (tmp_path / ".desk").mkdir()
     scored = ask("idle?", options=options).score(0.25)
     assert scored.right is None and "The run shows 0.25" in str(scored)

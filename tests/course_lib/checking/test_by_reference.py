@@ -96,7 +96,6 @@ def test_a_right_sum_by_a_forbidden_way_keeps_the_points_of_its_values() -> None
     assert report.parts == {"values": True, "communication": False}
     assert report.fraction == 0.75
     assert "calls 1 × all_gather, 24 B (test_by_reference.py, line" in report.reason
-    assert report.trace is not None
     assert "all_gather" in report.trace.plot().alt
     assert run(by_gathering, sum_task(allowed=Allowed(kinds=("all_gather",), calls=1))).passed
 
@@ -255,9 +254,7 @@ def test_each_part_of_the_points_that_is_missed_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("load", [0.1, 900.0])
-def test_after_two_cases_out_of_time_a_check_stops_and_says_so(
-    load: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_two_cases_out_of_time_a_check_stops_and_says_so(load, monkeypatch):
     def endless(x: torch.Tensor, group: Any = None) -> None:
         while True:
             pass
@@ -281,9 +278,7 @@ def test_after_two_cases_out_of_time_a_check_stops_and_says_so(
         ),
     ],
 )
-def test_a_failure_costs_its_case_and_the_rest_is_still_examined(
-    function: Callable[[], Any], message: str
-) -> None:
+def test_a_failure_costs_its_case_and_the_rest_is_still_examined(function, message):
     def careful(x: torch.Tensor, group: Any = None) -> Any:
         return function() if dist.get_world_size() == 3 else total(x, group)
 
@@ -341,9 +336,7 @@ def destroying_the_group(x: torch.Tensor, group: Any = None) -> torch.Tensor:
         (adding_its_calls(), PLAIN, "something is kept from the call before"),
     ],
 )
-def test_what_is_kept_from_one_call_to_the_next_is_found(
-    function: Any, form: Form, message: str
-) -> None:
+def test_what_is_kept_from_one_call_to_the_next_is_found(function, form, message):
     check = sum_task(again("3 ranks", 3, form))
     assert run(total, check).passed
     assert message in run(function, check).reason

@@ -94,9 +94,7 @@ def in_order(*limits: tuple[float, float]) -> Expectation:
         ),
     ],
 )
-def test_a_demand_is_met_and_missed(
-    demand: Expectation, right: Any, offender: Any, message: str
-) -> None:
+def test_a_demand_is_met_and_missed(demand, right, offender, message):
     for function, expected in ((right, ""), (offender, message)):
         trace = trace_of(function)
         fault = finding(demand.test, Case("a case", 3), Observed([], trace, NETWORK), trace)

@@ -39,9 +39,7 @@ Asked = list[tuple[Question, list[float]]]
 """Questions with their right answers."""
 
 
-def questions(
-    folder: Path, check: Defence, student: str, number: int = 1, solution: Any = None
-) -> Asked:
+def questions(folder, check, student, number=1, solution=None):
     solution = solution or solution_of(folder, check.of)
     with LocalRunner(solution, "simulated", echo=None) as run:
         _, trace, drawn = check.questions(checks_of(folder)[check.of], run, student, number)
@@ -67,9 +65,7 @@ def answered(folder: Path, check: Defence, student: str, answers: Callable[[], A
 
 @pytest.mark.every_case
 @each_task
-def test_right_answers_earn_all_points_or_in_the_second_set_half(
-    folder: Path, check: Defence
-) -> None:
+def test_right_answers_earn_all_points_or_in_the_second_set_half(folder, check):
     for number, share in ((1, 1.0), (2, 0.5)):
         right = [right for _, right in questions(folder, check, "ada", number)]
         report = answered(folder, check, "ada", lambda n=number, r=right: (n, r))
@@ -77,9 +73,7 @@ def test_right_answers_earn_all_points_or_in_the_second_set_half(
 
 
 @each_task
-def test_a_wrong_answer_costs_a_third_and_is_told_what_the_run_shows(
-    folder: Path, check: Defence
-) -> None:
+def test_a_wrong_answer_costs_a_third_and_is_told_what_the_run_shows(folder, check):
     drawn = questions(folder, check, "ada")
     right = [answer for _, answer in drawn]
     wrong_answer = [1.1 * answer + 1 for answer in right[1]]
@@ -118,9 +112,7 @@ def test_two_students_have_different_cases(folder: Path, check: Defence) -> None
     assert drawn(3).name == drawn(3).name
 
 
-def test_the_questions_are_printed_and_answers_only_for_practice(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_questions_are_printed_and_answers_only_for_practice(capsys):
     folder, check = next(pair for pair in DEFENCES if pair[1].of == "data_parallel")
     solution = solution_of(folder, check.of)
     defend(f"{folder.name}/{check.of}", solution, "ada")
@@ -152,9 +144,7 @@ def test_a_notebook_looks_only_at_the_form_of_the_answers(answers: Any, says: st
     assert report.passed == (not says) and says in report.reason
 
 
-def test_wrong_answers_in_the_right_form_are_open_and_not_passed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_wrong_answers_in_the_right_form_are_open_and_not_passed(capsys):
     folder, check = DEFENCES[0]
     name = f"{folder.name}/{check.function}"
     report = local.check(name, lambda: (1, [0, 0, 0]), on="simulated")

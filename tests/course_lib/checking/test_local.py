@@ -29,7 +29,7 @@ def _start(length: int, world_size: int, rank: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_what_ranks_of_a_check_start_with_is_safe_to_fork() -> None:
     check("02_data_parallel_sgd/shard_bounds", right_bounds)
-    pid = fork_client.shared_server().process.pid  # type: ignore[attr-defined]
+    pid = fork_client.shared_server().process.pid
     assert len(os.listdir(f"/proc/{pid}/task")) == 1
 
 
@@ -45,9 +45,7 @@ def test_a_wrong_function_fails_with_the_report_above_a_short_error(capsys: Any)
     assert shown == ["CheckFailed: the report above says what failed, and why"]
 
 
-def test_a_notebook_alone_finds_the_assignments_of_the_installed_course(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_alone_finds_the_assignments_of_the_installed_course(tmp_path, monkeypatch):
     """As on Colab: the wheel is installed, and the notebook lies in an empty folder."""
     folder = tmp_path / "share" / "assignments" / "55_installed"
     folder.mkdir(parents=True)
@@ -74,7 +72,7 @@ def test_an_assignment_goes_by_its_number_and_a_name_without_one_is_explained() 
 
 def test_what_a_function_returned_is_no_function() -> None:
     with pytest.raises(TypeError, match=r"check\('2/shard_bounds', f\), not .* got a tuple of 2"):
-        check("2/shard_bounds", right_bounds(4, 2, 0))  # type: ignore[arg-type]
+        check("2/shard_bounds", right_bounds(4, 2, 0))
 
 
 def test_one_case_is_run_alone_and_not_noted(monkeypatch: Any) -> None:

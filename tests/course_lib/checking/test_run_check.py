@@ -40,9 +40,7 @@ HALF = [computation(0, 0.0, 1e-3), computation(1, 0.0, 2e-3)]
         (APART, [operation(1, "all_reduce")], "with ranks 0, 1 in all_reduce.* Only ranks 1 are"),
     ],
 )
-def test_what_the_ranks_did_is_judged_besides_their_values(
-    case: Case, events: list[Event], message: str
-) -> None:
+def test_what_the_ranks_did_is_judged_besides_their_values(case, events, message):
     computes = (
         (lambda _, inputs: [{1e-3: seconds} for seconds in inputs])
         if events[0].kind == "compute"
@@ -72,9 +70,7 @@ def test_a_judge_that_has_no_memory_blames_nobody() -> None:
         ("not for groups", "", "Ranks 0, 1 raised NotImplementedError: not for groups"),
     ],
 )
-def test_a_function_that_is_not_written_is_told_in_a_line(
-    message: str, line: str, reason: str
-) -> None:
+def test_a_function_that_is_not_written_is_told_in_a_line(message, line, reason):
     def run(*_: object) -> Observed:
         failure = Failure("NotImplementedError", message, line, "Traceback …", False, None)
         states = [RankState(rank, "") for rank in (0, 1)]
@@ -110,9 +106,7 @@ def looks(otherwise: str = "", **mistakes: str) -> Wrong:
         ([looks(sum="S."), looks(mean="M."), looks("Else.")], ["S.", "M.", "Else."]),
     ],
 )
-def test_a_mistake_is_named_if_it_explains_what_it_could(
-    findings: list[Wrong], hints: list[str]
-) -> None:
+def test_a_mistake_is_named_if_it_explains_what_it_could(findings, hints):
     assert agreed(findings) == hints
 
 

@@ -25,7 +25,7 @@ NAMES = {"averaged gradient": "gradient of", "state": "state exp_avg of", "weigh
 
 @functools.cache
 def ranks_of(world_size: int, on: str) -> Ranks:
-    return Ranks(world_size, on=on)  # type: ignore[arg-type]
+    return Ranks(world_size, on=on)
 
 
 def after_two_steps(place: str, bit: int, bad: int) -> Disagreement | None:
@@ -53,9 +53,7 @@ def after_two_steps(place: str, bit: int, bad: int) -> Disagreement | None:
 @pytest.mark.parametrize("on", ["simulated", pytest.param("cpu", marks=pytest.mark.large)])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("place", NAMES)
-def test_a_flip_that_parts_the_replicas_names_the_rank(
-    place: str, world_size: int, on: str
-) -> None:
+def test_a_flip_that_parts_the_replicas_names_the_rank(place, world_size, on):
     def all_bits() -> list[Disagreement | None]:
         return [after_two_steps(place, bit, world_size - 1) for bit in BITS]
 
@@ -133,7 +131,6 @@ def test_a_state_or_a_gradient_that_a_rank_lacks_is_a_difference(on: str, bad: i
 
     for kind, name in (("state", "state step of 0.bias"), ("gradient", "gradient of 0.bias")):
         for disagreement in ranks_of(3, on).run(lacking, kind):
-            assert disagreement is not None
             assert (disagreement.name, disagreement.ranks) == (name, [bad])
 
 
@@ -142,9 +139,7 @@ def test_a_state_or_a_gradient_that_a_rank_lacks_is_a_difference(on: str, bad: i
     bit=st.integers(0, 63),
     index=st.integers(0, 5),
 )
-def test_any_one_bit_changes_the_sum_and_twice_is_none(
-    dtype: torch.dtype, bit: int, index: int
-) -> None:
+def test_any_one_bit_changes_the_sum_and_twice_is_none(dtype, bit, index):
     x = torch.randn(2, 3).to(dtype)
     bit %= 1 if dtype == torch.bool else 8 * x.element_size()
     before, checksum_before = x.clone(), checksum(x)

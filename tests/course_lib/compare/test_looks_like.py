@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.compare import Difference, Record, compare, record, trusted_run
+from course_lib.compare import Record, compare, record, trusted_run
 from course_lib.ranks import Ranks
 from tests.course_lib.compare.museum import (
     SHAPED,
@@ -35,9 +35,7 @@ def simulated(world_size: int) -> Ranks:
     return Ranks(world_size, on="simulated")
 
 
-def first_of(
-    step: Callable[[], Record], right: Callable[[], Record] = one_rank, world_size: int = 2
-) -> Difference:
+def first_of(step, right=one_rank, world_size=2):
     """Return the first difference between `step` on the ranks and `right` on one rank."""
     first = compare(trusted_run(right), simulated(world_size).run(step)).first
     assert first is not None
@@ -133,9 +131,7 @@ def _batches(windows: list[list[int]]) -> Record:
     ],
 )
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_a_forward_too_many(
-    right: list[list[int]], wrong: list[list[int]], step: int, world_size: int
-) -> None:
+def test_a_forward_too_many(right, wrong, step, world_size):
     first = first_of(partial(_batches, wrong), partial(_batches, right), world_size)
     assert (first.key.step, first.key.kind, first.label) == (step, "input", "too many forwards")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -48,9 +47,7 @@ def test_the_payload_is_as_long_as_it_says(name: str, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("codec", [Uniform8Bit, lambda: Uniform8Bit(stochastic=True)])
 @pytest.mark.parametrize("size", [1e-45, 1e-40, 5e-38, 1e-35])
-def test_what_is_too_small_to_scale_stays_behind(
-    codec: Callable[[], Compressor], size: float
-) -> None:
+def test_what_is_too_small_to_scale_stays_behind(codec, size):
     """1 / s of a scale below 3e-39 is infinite: it would never leave the residual again."""
     compressor = ErrorFeedback(codec())
     x = torch.tensor([size, -size / 3, 0.0])

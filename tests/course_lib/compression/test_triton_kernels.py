@@ -80,9 +80,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_wire_and_result_are_those_of_plain_pytorch(
-    kernels: ModuleType, codec: str, dtype: torch.dtype, length: int
-) -> None:
+def test_wire_and_result_are_those_of_plain_pytorch(kernels, codec, dtype, length):
     x = drawn(length, dtype)
     with fused(None):
         plain = CODECS[codec]().encode(x)

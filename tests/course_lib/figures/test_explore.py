@@ -69,7 +69,7 @@ def test_every_combination_has_its_drawing_and_its_words(explored: Described) ->
         assert tips == [f"rank {rank} <& step {step}>" for rank in range(size)]
         assert data["words"][place] == in_words(size, step)
     assert data["at"] == [0, 2] and len(drawings) == len(data["words"]) == 12
-    boxes = {re.search(r'viewBox="[^"]+"', drawing)[0] for drawing in drawings}  # type: ignore[index]
+    boxes = {re.search(r'viewBox="[^"]+"', drawing)[0] for drawing in drawings}
     assert len(boxes) == 1, "the drawings would jump"
     assert not plt.get_fignums()
 

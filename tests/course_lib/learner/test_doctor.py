@@ -51,9 +51,7 @@ def test_an_incomplete_installation_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         ("13.0", True, "update NVIDIA's driver"),
     ],
 )
-def test_gpus_that_torch_does_not_see_cost_no_more_than_speed(
-    monkeypatch: pytest.MonkeyPatch, cuda: Any, driver: bool, words: str
-) -> None:
+def test_gpus_that_torch_does_not_see_cost_no_more_than_speed(monkeypatch, cuda, driver, words):
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

@@ -60,9 +60,7 @@ def test_start_hands_out_and_never_overwrites(mine: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "what?\n", "YES\n"])
-def test_start_over_asks_and_keeps_what_was_written(
-    mine: Path, answer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_over_asks_and_keeps_what_was_written(mine, answer, monkeypatch):
     main(["start", NAME])
     write(mine, assignment(WRONG))
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
@@ -76,18 +74,14 @@ def test_start_over_asks_and_keeps_what_was_written(
 
 @pytest.mark.parametrize("said", ["9", "nothing", "", "02_topik"])
 @pytest.mark.parametrize("command", ["start", "check", "solution"])
-def test_an_unknown_assignment_is_told_with_those_there_are(
-    course: Path, command: str, said: str, capsys: Any
-) -> None:
+def test_an_unknown_assignment_is_told_with_those_there_are(course, command, said, capsys):
     assert main([command, said]) == 2
     error = capsys.readouterr().err
     assert NAME in error and len(error.splitlines()) == 1
     assert ("Did you mean" in error) == (said == "02_topik")
 
 
-def test_a_mistyped_command_or_task_is_told_with_the_one_that_is_like_it(
-    course: Path, capsys: Any
-) -> None:
+def test_a_mistyped_command_or_task_is_told_with_the_one_that_is_like_it(course, capsys):
     main(["start", NAME])
     for words in (["chek", NAME], ["check", NAME, "rnk"], ["solution", NAME, "rnk"]):
         with contextlib.suppress(SystemExit):
@@ -111,9 +105,7 @@ def outcome(capfd: Any) -> str:
     return next(line for line in capfd.readouterr().out.splitlines() if line.startswith("  rank "))
 
 
-def test_check_counts_the_points_and_notes_them(
-    course: Path, mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_counts_the_points_and_notes_them(course, mine, capfd, monkeypatch):
     """Also those after a cell that lasts too long, and cannot be interrupted."""
     monkeypatch.setattr("course_lib.learner._run_cells.CELLS_SECONDS", 3.0)
     main(["start", NAME])
@@ -165,9 +157,7 @@ def test_check_says_what_is_missing(course: Path, mine: Path, capsys: Any) -> No
         ([RIGHT.replace("return", "helper()\n    return"), "def helper(:"], "NameError", 3),
     ],
 )
-def test_check_names_the_cell_that_failed_first(
-    mine: Path, capfd: Any, cells: list[str], reason: str, failed: int
-) -> None:
+def test_check_names_the_cell_that_failed_first(mine, capfd, cells, reason, failed):
     main(["start", NAME])
     write(mine, assignment(*cells))
     assert main(["check", NAME]) == 1
@@ -269,9 +259,7 @@ def test_progress_counts_points_predictions_and_guesses(course: Path, capsys: An
     ]
 
 
-def test_solution_is_shown_after_a_question(
-    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_solution_is_shown_after_a_question(course, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert main(["solution", NAME]) == 1
     told = capsys.readouterr().out
@@ -297,9 +285,7 @@ def test_a_cell_that_asks_for_a_solution_is_told_how_and_does_not_wait() -> None
     assert "add --yes to the command" in told.text and "Not shown." in told.text
 
 
-def test_a_missing_package_or_a_read_only_place_is_one_sentence(
-    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_or_a_read_only_place_is_one_sentence(course, capsys, monkeypatch):
     (course / "work").touch()
     assert main(["start", NAME]) == 2
     error = capsys.readouterr().err
@@ -322,9 +308,7 @@ def test_a_missing_package_or_a_read_only_place_is_one_sentence(
         (errno.EMFILE, ""),
     ],
 )
-def test_another_folder_is_advised_only_where_it_helps(
-    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
-) -> None:
+def test_another_folder_is_advised_only_where_it_helps(course, capsys, monkeypatch, number, advice):
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -355,9 +339,7 @@ def test_what_is_advised_finds_the_same_desk(course: Path, tmp_path: Path, capsy
     ],
     ids=["a thread", "a fork", "all together"],
 )
-def test_a_cell_that_lasts_too_long_costs_no_points(
-    mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch, cells: list[str], notes: list[str]
-) -> None:
+def test_a_cell_that_lasts_too_long_costs_no_points(mine, capfd, monkeypatch, cells, notes):
     monkeypatch.setattr("course_lib.learner._run_cells.CELLS_SECONDS", 3.0)
     main(["start", NAME])
     write(mine, assignment(RIGHT, *cells))
@@ -368,9 +350,7 @@ def test_a_cell_that_lasts_too_long_costs_no_points(
     assert said.count("Note: ") == len(notes)
 
 
-def test_solutions_share_their_time_too(
-    mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_solutions_share_their_time_too(mine, capfd, monkeypatch):
     monkeypatch.setattr("course_lib.learner._run_cells.CELLS_SECONDS", 1.0)
     main(["start", NAME])
     write(mine, assignment(f"import time\ntime.sleep(60)\n{RIGHT}"))

@@ -40,9 +40,7 @@ def installed(source: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("with_solutions", [True, False])
-def test_a_wheel_has_the_solutions_of_the_copy_it_was_built_from(
-    with_solutions: bool, tmp_path: Path
-) -> None:
+def test_a_wheel_has_the_solutions_of_the_copy_it_was_built_from(with_solutions, tmp_path):
     source, here = tmp_path / "copy", tmp_path / "anywhere"
     hidden = shutil.ignore_patterns(".*", "_site", "work", "grading", "__pycache__", "tests")
     shutil.copytree(ROOT, source, ignore=hidden)

@@ -25,9 +25,7 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-def test_modules_folder_and_environment_are_the_notebooks(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_folder_and_environment_are_the_notebooks(ranks, tmp_path, monkeypatch):
     ranks.run(os.getpid)
     (tmp_path / "beside_the_notebook.py").write_text("ANSWER = 42\n")
     monkeypatch.chdir(tmp_path)
@@ -83,7 +81,7 @@ def test_world_sizes_that_do_not_exist(k: Any) -> None:
 
 def test_places_that_do_not_exist() -> None:
     with pytest.raises(ValueError, match='on must be "auto"'):
-        Ranks(2, on="tpu")  # type: ignore[arg-type]
+        Ranks(2, on="tpu")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match='on="gpu" needs a GPU'):
             Ranks(2, on="gpu")
@@ -91,6 +89,6 @@ def test_places_that_do_not_exist() -> None:
 
 def test_what_a_function_returned_is_refused_with_what_was_meant(ranks: Ranks) -> None:
     with pytest.raises(TypeError, match=r"ranks\.run\(f, x\), not ranks\.run\(f\(x\)\).*a list"):
-        ranks.run([1, 2])  # type: ignore[arg-type]
+        ranks.run([1, 2])
     with pytest.raises(TypeError, match="it got None"):
-        ranks.run(None)  # type: ignore[arg-type]
+        ranks.run(None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -30,9 +29,7 @@ def without_end_and_without_messages(marker: Path) -> None:
 
 @pytest.mark.parametrize("program", [without_end, without_end_and_without_messages])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_call_is_told_that_its_ranks_are_closed(
-    kind: dict[str, Any], program: Any, tmp_path: Path
-) -> None:
+def test_a_call_is_told_that_its_ranks_are_closed(kind, program, tmp_path):
     marker = tmp_path / "begun"
 
     def closes() -> None:

@@ -115,9 +115,7 @@ def losses(wrap: Callable[[nn.Module], Any] | None) -> list[float]:
 @pytest.mark.every_case
 @pytest.mark.parametrize("wrap", WRAPPERS)
 @pytest.mark.parametrize("carrier", ["simulated", "cpu"])
-def test_compiled_wrappers_train_as_one_process(
-    carrier: str, wrap: Callable[[nn.Module], Any]
-) -> None:
+def test_compiled_wrappers_train_as_one_process(carrier, wrap):
     ranks = ranks_on(carrier, 2)
     expected = ranks.run(losses, None)[0]
     assert ranks.run(losses, wrap) == [pytest.approx(expected, rel=1e-4)] * 2

@@ -141,9 +141,7 @@ class Locked(Exception):
         (Locked, "locked", None),
     ],
 )
-def test_an_exception_with_arguments_of_its_own_is_told_whole(
-    ranks: Ranks, make: Callable[[], Exception], message: str, attributes: dict[str, Any] | None
-) -> None:
+def test_an_exception_with_arguments_of_its_own_is_told_whole(ranks, make, message, attributes):
     def fails() -> None:
         raise make()
 
@@ -185,7 +183,7 @@ def total(x: Any) -> Any:
 
 
 @total.register
-def _(x: list) -> Any:  # type: ignore[type-arg]
+def _(x: list) -> Any:
     return sum(total(item) for item in x)
 
 

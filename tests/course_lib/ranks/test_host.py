@@ -48,9 +48,7 @@ def ends(action: Callable[[], object]) -> None:
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed from outside, or out of memory"),
     ],
 )
-def test_a_rank_that_ends_its_process_costs_the_host_only(
-    ranks: Ranks, action: Callable[[], object], message: str
-) -> None:
+def test_a_rank_that_ends_its_process_costs_the_host_only(ranks, action, message):
     ranks.push(kept=1)
     with pytest.raises(RanksError, match="ended the process that all simulated.*" + message):
         ranks.run(ends, action)
@@ -77,9 +75,7 @@ def test_an_endless_loop_meets_its_limit_even_if_it_never_lets_python_run(compil
         assert works(ranks)
 
 
-def test_an_interrupt_ends_the_call_and_variables_stay(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_ends_the_call_and_variables_stay(ranks, capsys):
     notebook = os.getpid()
 
     def loops() -> None:
@@ -172,9 +168,7 @@ def test_a_rank_cannot_run_other_simulated_ranks(ranks: Ranks) -> None:
 
 
 @pytest.mark.large
-def test_many_ranks_meet_their_limit_and_the_next_call_works(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_many_ranks_meet_their_limit_and_the_next_call_works(capfd):
     """The table had a row for each rank, and the ranks' ends were told one by one."""
     k = 512
 

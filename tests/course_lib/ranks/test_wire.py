@@ -110,7 +110,7 @@ class Lying(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in ("detach", "cpu", "contiguous", "numpy", "as_subclass"):
             return torch.ones(3)
-        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def test_a_tensor_subclass_is_sent_as_its_data() -> None:
@@ -283,9 +283,7 @@ def test_truncations_and_bit_flips_only_ever_raise_wire_error() -> None:
 
 
 @given(st.lists(plain, max_size=4), st.data())
-def test_a_reader_finds_the_same_values_however_the_stream_is_cut(
-    values: list[Any], data: st.DataObject
-) -> None:
+def test_a_reader_finds_the_same_values_however_the_stream_is_cut(values, data):
     stream, reader, received = b"".join(map(encode, values)), Reader(), list[Any]()
     while stream:
         size = data.draw(st.integers(1, len(stream)))
@@ -295,9 +293,7 @@ def test_a_reader_finds_the_same_values_however_the_stream_is_cut(
 
 
 @pytest.mark.parametrize("start", [header(1, 99), header(2**24), b"DDPx" + bytes(12)])
-def test_what_is_too_large_is_refused_before_it_arrives_and_a_reader_stays_broken(
-    start: bytes,
-) -> None:
+def test_what_is_too_large_is_refused_before_it_arrives_and_a_reader_stays_broken(start):
     reader = Reader(max_bytes=100)
     for data in (start, encode(1)):
         with pytest.raises(WireError):

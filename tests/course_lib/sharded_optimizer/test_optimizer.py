@@ -113,7 +113,7 @@ def wrong(case: str) -> None:
     if case == "whole tensors":
         ShardedOptimizer(net.parameters(), torch.optim.LBFGS)
     if case == "who":
-        ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients="mean")  # type: ignore[arg-type]
+        ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients="mean")
     optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD)
     if case == "group":
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})

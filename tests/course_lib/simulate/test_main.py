@@ -26,8 +26,6 @@ def test_a_step_like_a_published_run(capsys: pytest.CaptureFixture[str]) -> None
     ],
     ids=lambda case: "-".join(case[-1:]) if isinstance(case, list) else "",
 )
-def test_bad_input_gets_one_line(
-    command: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_gets_one_line(command, message, capsys):
     assert main(command) == 2
     assert message in capsys.readouterr().err

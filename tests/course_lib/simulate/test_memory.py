@@ -14,11 +14,11 @@ P = MODEL.parameters
 
 
 def state(**layout: object) -> float:
-    return memory_of(MODEL, Layout(batch=8, **layout)).weights_and_state  # type: ignore[arg-type]
+    return memory_of(MODEL, Layout(batch=8, **layout)).weights_and_state
 
 
 def activations(model: Transformer = MODEL, **layout: object) -> float:
-    return memory_of(model, Layout(batch=8, **layout)).activations  # type: ignore[arg-type]
+    return memory_of(model, Layout(batch=8, **layout)).activations
 
 
 def test_each_stage_of_zero_divides_more() -> None:

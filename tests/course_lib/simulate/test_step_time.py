@@ -27,7 +27,7 @@ S, H = MODEL.sequence, MODEL.width
 
 
 def seconds(cluster: Cluster = CLUSTER, **layout: object) -> float:
-    return estimate(MODEL, cluster, Layout(**layout)).seconds  # type: ignore[arg-type]
+    return estimate(MODEL, cluster, Layout(**layout)).seconds
 
 
 def test_no_dimension_is_operations_over_rate() -> None:
@@ -70,9 +70,7 @@ def test_a_pipeline_of_replicas_of_parts_is_all_three() -> None:
     forward=st.floats(0.5, 2),
     message=st.sampled_from([0.0, 1e-3]),
 )
-def test_idle_time_is_what_the_schedules_clock_says(
-    p: int, turns: int, chunks: int, forward: float, message: float
-) -> None:
+def test_idle_time_is_what_the_schedules_clock_says(p, turns, chunks, forward, message):
     layout = Layout(pipeline=p, batch=p * turns, chunks=chunks)
     schedule = one_forward_one_backward(p, p * turns)
     if chunks > 1:

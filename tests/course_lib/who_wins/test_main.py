@@ -1,7 +1,6 @@
 """The command: a small map of three algorithms, as tables."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -10,9 +9,7 @@ from course_lib.who_wins.__main__ import main
 
 
 @pytest.mark.large
-def test_the_command_prints_and_draws_the_map(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_and_draws_the_map(tmp_path, capsys):
     network = ("--latencies", "1e-3", "--bandwidths", "1e7", "1e6")
     options = ("--algorithms", "flat", "bucketed", "--seeds", "2")
     figure = tmp_path / "map.png"
@@ -32,9 +29,7 @@ def test_the_command_prints_and_draws_the_map(
         (["--straggler", "0"], "above 0"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_refused(arguments, message, capsys):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
 

@@ -31,9 +31,7 @@ def end_of(problem: Problem, name: str, steps: int, network: Network) -> float:
         *(pytest.param(*case, marks=pytest.mark.large) for case in [("1-bit", FAST), *OTHERS]),
     ],
 )
-def test_a_whole_training_takes_what_a_few_steps_foretell(
-    name: str, place: tuple[float, float]
-) -> None:
+def test_a_whole_training_takes_what_a_few_steps_foretell(name, place):
     network = network_of(*place)
     pace = time_steps(SMALL, name, network)
     assert pace.exact and len(pace.times) < 25

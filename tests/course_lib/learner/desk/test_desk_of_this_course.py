@@ -47,9 +47,7 @@ def test_lectures_and_assignments_are_all_there_and_spoil_nothing(desk: Path) ->
     assert not list(desk.rglob("hidden.py")) + list(desk.rglob("mutants.py"))
 
 
-def test_the_courses_settings_stand_before_those_the_user_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_courses_settings_stand_before_those_the_user_has(monkeypatch):
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/mine")
     assert environment()["JUPYTER_CONFIG_PATH"] == f"{SETTINGS}{os.pathsep}/mine"
     monkeypatch.delenv("JUPYTER_CONFIG_PATH")

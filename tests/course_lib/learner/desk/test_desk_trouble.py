@@ -18,9 +18,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_notebook_stays_and_a_good_one_is_beside_it(
-    course: Path, desk: Path, content: str
-) -> None:
+def test_a_damaged_notebook_stays_and_a_good_one_is_beside_it(course, desk, content):
     write(desk / LECTURE, content)
     for _ in range(2):  # as long as it is damaged
         (note,) = refresh(course, desk)
@@ -34,9 +32,7 @@ NO_RECORDS = [None, *DAMAGED, '{"version": 1, "files": {"x": 1}}']
 
 
 @pytest.mark.parametrize("content", NO_RECORDS, ids=range(len(NO_RECORDS)))
-def test_without_records_what_differs_is_the_students(
-    course: Path, desk: Path, content: str | None
-) -> None:
+def test_without_records_what_differs_is_the_students(course, desk, content):
     records = desk / ".desk/handed_out.json"
     records.unlink()
     if content is not None:
@@ -55,9 +51,7 @@ def test_without_records_what_differs_is_the_students(
     assert refresh(course, desk) == []
 
 
-def test_the_command_says_what_a_student_should_know(
-    course: Path, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_a_student_should_know(course, desk, monkeypatch, capsys):
     opened: list[Path] = []
 
     def open_lab(desk: Path, _: object) -> None:

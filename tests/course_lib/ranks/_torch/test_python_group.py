@@ -58,7 +58,6 @@ BARRIERS = [monitored, pytest.param(barrier, marks=needs_limit)]
 
 
 def method(limit: timedelta) -> None:
-    assert dist.group.WORLD is not None
     dist.group.WORLD.monitored_barrier(limit)
 
 
@@ -67,7 +66,7 @@ def collective(limit: timedelta) -> None:
 
 
 def message(limit: timedelta) -> None:
-    dist.irecv(torch.ones(1), src=1).wait(limit)  # type: ignore[union-attr]
+    dist.irecv(torch.ones(1), src=1).wait(limit)
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
@@ -134,7 +133,7 @@ def test_gather_single_fills_the_rows_of_one_tensor(kind: dict[str, Any], length
     def program(length: int) -> list[float]:
         rank = dist.get_rank()
         rows = torch.zeros(3, length) if rank == 1 else None
-        gather: Any = dist.gather_single  # type: ignore[attr-defined]
+        gather: Any = dist.gather_single
         gather(torch.arange(float(length)) + 10 * rank, rows, dst=1)
         return [] if rows is None else rows.flatten().tolist()
 
@@ -147,7 +146,7 @@ def test_gather_single_fills_the_rows_of_one_tensor(kind: dict[str, Any], length
 def test_a_hook_that_would_never_run_is_refused(on: Any) -> None:
     """PyTorch 2.14 took it, and called it only on groups in C++."""
     with Ranks(2, on=on) as ranks, pytest.raises(RankError, match=r"look at ranks\.trace"):
-        ranks.run(lambda: dist.group.WORLD.register_post_hook(1, print))  # type: ignore[union-attr,attr-defined]
+        ranks.run(lambda: dist.group.WORLD.register_post_hook(1, print))
 
 
 WITH_RECORDER = """

@@ -17,7 +17,7 @@ NUMEL = 84_000  # divides by 1 … 8
 
 
 def network(overhead: float = 0.0, **algorithms: str) -> Network:
-    return Network(1e-3, 1e8, overhead, **algorithms)  # type: ignore[arg-type]
+    return Network(1e-3, 1e8, overhead, **algorithms)
 
 
 FORMULAS = {

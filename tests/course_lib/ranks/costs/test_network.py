@@ -30,7 +30,7 @@ INSIDE = Network(1e-6, 100e9)
 )
 def test_refused(values: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        dataclasses.replace(Network(1e-3, 1e9), **values)  # type: ignore[arg-type]
+        dataclasses.replace(Network(1e-3, 1e9), **values)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_refused(values: dict[str, object], text: str) -> None:
 )
 def test_refused_devices(values: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        Device(**values)  # type: ignore[arg-type]
+        Device(**values)
 
 
 def test_an_overhead_occupies_both_ends_of_a_message() -> None:

@@ -2,8 +2,6 @@
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ def plain() -> None: ...
 
 
 def raises_inside() -> None:
-    spawned()  # type: ignore[call-arg]
+    spawned()
 
 
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
@@ -33,14 +31,7 @@ def raises_inside() -> None:
         (plain, (1,), {}, "run adds no arguments"),
     ],
 )
-def test_hints(
-    ranks_of: Callable[[Any, int], Ranks],
-    on: str,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    options: dict[str, Any],
-    hint: str,
-) -> None:
+def test_hints(ranks_of, on, function, args, options, hint):
     with pytest.raises(RankError) as caught:
         ranks_of(on, 2).run(function, *args, **options)
     assert hint in str(caught.value)

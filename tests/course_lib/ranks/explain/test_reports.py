@@ -3,7 +3,6 @@
 import json
 import runpy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,9 +79,7 @@ def test_a_recursion_without_an_end_is_told_in_short(function: Callable[..., Any
 
 
 @pytest.mark.parametrize("on", ["simulated", pytest.param("cpu", marks=pytest.mark.large)])
-def test_a_script_is_told_its_own_line(
-    tmp_path: Path, on: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_is_told_its_own_line(tmp_path, on, capsys):
     """The lines of the course that it calls help nobody, wherever the course is installed."""
     script = tmp_path / "script.py"
     script.write_text(f"""

@@ -102,9 +102,7 @@ def test_figures_and_rich_values_appear_per_rank(pair: Kernel) -> None:
         ("1 + 1", 0),
     ],
 )
-def test_a_trace_is_drawn_once_also_before_a_semicolon(
-    shared: Kernel, written: str, shown: int
-) -> None:
+def test_a_trace_is_drawn_once_also_before_a_semicolon(shared, written, shown):
     shared.run("from course_lib.figures import show\nranks.run(lambda: dist.barrier())")
     bundles = shared.run(written).bundles
     assert sum("image/png" in bundle for bundle in bundles) == shown
@@ -320,7 +318,6 @@ def test_a_script_interrupted_twice_leaves_nothing(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    assert process.stdout is not None
     assert "on" in process.stdout.readline()
     below = descendants(process.pid)
     assert len(below) >= 3

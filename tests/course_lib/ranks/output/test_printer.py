@@ -44,9 +44,7 @@ def test_one_rank_says_more(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_a_lone_line_waits_for_the_others_and_no_longer(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lone_line_waits_for_the_others_and_no_longer(capsys, monkeypatch):
     monkeypatch.setattr(module, "LINE_WINDOW", 1000.0)
     printer = Printer(2)
     printer.add(1, "only here")
@@ -76,9 +74,7 @@ def ranks_of(label: str) -> set[int]:
     return {int(number) for number in numbers.split(", ")}
 
 
-def test_figures_that_come_late_are_shown_in_rank_order(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_that_come_late_are_shown_in_rank_order(capsys, monkeypatch):
     monkeypatch.setattr(module, "LINE_WINDOW", 0.01)
     monkeypatch.setattr(module, "DISPLAY_WINDOW", 1000.0)
     printer = Printer(3)

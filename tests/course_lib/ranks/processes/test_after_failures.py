@@ -32,13 +32,13 @@ def ranks() -> Iterator[Ranks]:
 def keep() -> None:
     import builtins
 
-    builtins.kept = torch.full((2,), float(dist.get_rank())), dist.new_group([0, 2])  # type: ignore[attr-defined]
+    builtins.kept = torch.full((2,), float(dist.get_rank())), dist.new_group([0, 2])
 
 
 def use() -> list[float]:
     import builtins
 
-    tensor, group = builtins.kept  # type: ignore[attr-defined]
+    tensor, group = builtins.kept
     total = tensor.clone()
     if dist.get_rank() != 1:
         dist.all_reduce(total, group=group)
@@ -132,7 +132,6 @@ def test_what_a_rank_has_started_ends_with_it(end: str) -> None:
         shell = subprocess.Popen(
             ["sh", "-c", "sleep 300 & echo $!; wait"], stdout=subprocess.PIPE, text=True
         )
-        assert shell.stdout is not None
         return [shell.pid, int(shell.stdout.readline())]
 
     with Ranks(2, on="cpu") as short:

@@ -46,9 +46,7 @@ def waits(draw: st.DrawFn) -> tuple[int, list[int | None], set[int]]:
 
 
 @given(waits())
-def test_stuck_are_those_whose_chain_never_reaches_a_running_rank(
-    drawn: tuple[int, list[int | None], set[int]],
-) -> None:
+def test_stuck_are_those_whose_chain_never_reaches_a_running_rank(drawn):
     k, awaited, ended = drawn
     board = running(k)
     for rank, peer in enumerate(awaited):

@@ -96,7 +96,7 @@ def test_an_edited_module_is_imported_anew(
     file = tmp_path / "edited_helper.py"
 
     def answer() -> int:
-        import edited_helper  # type: ignore[import-not-found]
+        import edited_helper
 
         return int(edited_helper.ANSWER)
 
@@ -113,9 +113,7 @@ def write(file: Path, text: str, seconds: int) -> None:
     os.utime(file, ns=(1, file.stat().st_mtime_ns + seconds * 10**9))
 
 
-def test_ranks_start_with_preloaded_modules_and_see_them_change(
-    own_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_start_with_preloaded_modules_and_see_them_change(own_server, tmp_path, monkeypatch):
     def answer() -> Any:
         return getattr(sys.modules.get("preloaded_helper"), "ANSWER", None)
 

@@ -2,16 +2,12 @@
 
 from typing import Any
 
-import pytest
-
 from course_lib.ranks import Ranks
 from course_lib.ranks.processes import fork_client
 from course_lib.ranks.processes.fork_client import ForkServer
 
 
-def test_gpus_that_the_notebook_chooses_late_are_those_of_the_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gpus_that_the_notebook_chooses_late_are_those_of_the_ranks(monkeypatch):
     """Which a rank must know when it opens CUDA, before its first call."""
     fork_client.shared_server().wait_until_ready()
     configs = []

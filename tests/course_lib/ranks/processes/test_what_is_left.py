@@ -21,7 +21,7 @@ def make(folder: str) -> None:
     """Make what spawned workers would share, note its names, and be killed or not."""
     lock = multiprocessing.get_context("spawn").Lock()
     memory = shared_memory.SharedMemory(create=True, size=8)
-    names = [f"sem.{lock._semlock.name[1:]}", memory.name]  # type: ignore[attr-defined]
+    names = [f"sem.{lock._semlock.name[1:]}", memory.name]
     Path(folder, str(dist.get_rank())).write_text(" ".join(names))
     dist.barrier()
     if dist.get_rank() == 0:
@@ -31,9 +31,7 @@ def make(folder: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory is seen in /dev/shm")
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.large), 3])
-def test_semaphores_of_killed_ranks_are_removed_in_the_end(
-    own_server: None, k: int, tmp_path: Path
-) -> None:
+def test_semaphores_of_killed_ranks_are_removed_in_the_end(own_server, k, tmp_path):
     with Ranks(k, on="cpu", timeout=60) as ranks, pytest.raises(RankError):
         ranks.run(make, str(tmp_path))
     left = {file.name: file.read_text().split() for file in tmp_path.iterdir()}

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +21,7 @@ def loaded() -> tuple[bool, bool]:
 
 
 @pytest.mark.large
-def test_a_machine_without_what_few_ranks_need_has_ranks(
-    own_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_what_few_ranks_need_has_ranks(own_server, tmp_path, monkeypatch):
     """Such as one with a GPU and PyTorch, and without IPython."""
     for name in (FIRST, LAST):
         (tmp_path / f"{name}.py").touch()
@@ -50,9 +47,7 @@ def import_or_fail(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def test_an_import_is_not_given_up_in_the_middle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_is_not_given_up_in_the_middle(tmp_path, monkeypatch):
     (tmp_path / f"{SLOW}.py").write_text(
         "import time\nuntil = time.monotonic() + 0.6\n"
         "while time.monotonic() < until:\n    pass\nWHOLE = True\n"

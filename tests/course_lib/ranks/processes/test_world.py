@@ -96,7 +96,7 @@ def test_the_environment_is_that_of_torchrun(ranks: Ranks, on: str) -> None:
 
 def test_a_batch_of_anything_but_messages_is_refused_in_pytorch_s_words(ranks: Ranks) -> None:
     with pytest.raises(RankError, match="Invalid ``p2p_op_list``"):
-        ranks.run(lambda: dist.batch_isend_irecv([1, 2]))  # type: ignore[list-item]
+        ranks.run(lambda: dist.batch_isend_irecv([1, 2]))
 
 
 def test_a_checkpoint_is_saved_in_the_background(ranks: Ranks, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -69,7 +68,7 @@ def waits_for_less_than_the_messages_take() -> None:
 
 def waits_a_while_for_anyone() -> None:
     if dist.get_rank() == 0:
-        dist.irecv(torch.ones(1)).wait(timedelta(seconds=1))  # type: ignore[union-attr]
+        dist.irecv(torch.ones(1)).wait(timedelta(seconds=1))
 
 
 @pytest.mark.every_case
@@ -87,9 +86,7 @@ def waits_a_while_for_anyone() -> None:
         (waits_a_while_for_anyone, RankError, "ranks 1, 2 did not take part"),
     ],
 )
-def test_what_only_a_network_that_sees_all_can_tell(
-    fn: Callable[[], None], error: type[RanksError], message: str
-) -> None:
+def test_what_only_a_network_that_sees_all_can_tell(fn, error, message):
     with Ranks(3, on="simulated", network=Network(1e-2, 1e6)) as ranks:
         with pytest.raises(error) as caught:
             ranks.run(fn)

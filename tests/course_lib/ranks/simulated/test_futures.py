@@ -52,9 +52,7 @@ def train(parts: int, steps: int, bucket_cap_mb: float, **options: Any) -> list[
     [(0, STATIC), (4, STATIC), (2, STATIC), (2, {})],
     ids=["static graph", "static, checkpoints", "static, some checkpoints", "some checkpoints"],
 )
-def test_ddp_equals_one_process(
-    k: int, bucket_cap_mb: float, checkpoints: int, options: dict[str, Any]
-) -> None:
+def test_ddp_equals_one_process(k, bucket_cap_mb, checkpoints, options):
     expected = train(checkpoints, 3, bucket_cap_mb)
     ranks = Ranks(k, on="simulated", timeout=60)
     for weights in ranks.run(train, checkpoints, 3, bucket_cap_mb, **options):

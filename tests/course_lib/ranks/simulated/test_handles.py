@@ -91,9 +91,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("fn", "text", "launch", "line"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG]
 )
-def test_found_by_rank_and_line(
-    fn: Callable[[], None], text: str, launch: int, line: int | None
-) -> None:
+def test_found_by_rank_and_line(fn, text, launch, line):
     first = fn.__code__.co_firstlineno
     text += f" (test_handles.py, line {first + launch})"
     if line is not None:
@@ -150,7 +148,7 @@ def inside_a_mode_of_the_user() -> None:
 
     x = torch.ones(3)
     before = dist.all_reduce(torch.ones(1), async_op=True)
-    with FlopCounterMode(display=False) as counter:  # type: ignore[no-untyped-call]
+    with FlopCounterMode(display=False) as counter:
         before.wait()
         work = dist.all_reduce(x, async_op=True)
         torch.ones(4, 4) @ torch.ones(4, 4)
@@ -166,7 +164,7 @@ def trained_by_ddp() -> None:
         model(torch.ones(2, 4)).sum().backward()
 
 
-def hook_that_chains(state: Any, bucket):  # type: ignore[no-untyped-def]
+def hook_that_chains(state: Any, bucket):
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0] / 3)
 

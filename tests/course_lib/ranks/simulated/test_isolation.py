@@ -117,9 +117,7 @@ def test_a_folder_that_is_gone_ends_with_the_call(tmp_path: Path) -> None:
     assert ranks.run(os.getcwd) == [os.getcwd()] * 2
 
 
-def test_a_library_that_keeps_the_rank_is_named_in_each_call_that_imports_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_keeps_the_rank_is_named_in_each_call_that_imports_it(tmp_path, monkeypatch):
     (tmp_path / "accelerate.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     ranks = Ranks(2, on="simulated")
@@ -196,9 +194,7 @@ def test_a_loop_until_a_time_ends_and_takes_that_time() -> None:
 @pytest.mark.parametrize("with_group", [False, True])
 @pytest.mark.parametrize("caught", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_a_rank_starts_cannot_communicate_and_the_call_says_so(
-    with_group: bool, caught: bool
-) -> None:
+def test_a_thread_that_a_rank_starts_cannot_communicate_and_the_call_says_so(with_group, caught):
     """A thread ends by an exception without anybody noticing: the call went on, and was wrong."""
 
     def program() -> float:

@@ -9,9 +9,7 @@ import pytest
 from course_lib.ranks.simulated.rank_streams import RankStreams
 
 
-def test_a_stream_that_somebody_keeps_may_outlive_the_one_it_stands_in_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stream_that_somebody_keeps_may_outlive_the_one_it_stands_in_for(monkeypatch):
     """As at the end of a program: a logger has kept it, and since Python 3.13 that was told."""
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stdout", screen)

@@ -6,7 +6,6 @@ The time of a collective is tested in `costs.test_collective_time`, that of an a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -171,9 +170,7 @@ def eager_and_larger() -> list[Any]:
         (eager_and_larger, [[1, 6], [4, 7], []]),
     ],
 )
-def test_operations_that_share_ports(
-    program: Callable[[], list[Any]], ends: list[list[float]]
-) -> None:
+def test_operations_that_share_ports(program, ends):
     """On a network with a latency of a second, where a float takes another second."""
 
     def on_rank() -> list[float]:

@@ -15,7 +15,7 @@ from tests.helpers.training import model, train, weights
 def power_sgd() -> torch.Tensor:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    net = DistributedDataParallel(model(), bucket_cap_mb=0.0005)  # type: ignore[arg-type]
+    net = DistributedDataParallel(model(), bucket_cap_mb=0.0005)
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     train(net)
@@ -33,7 +33,7 @@ WIDTH, LAYERS, BATCH = 32, 4, 5
 def one_step() -> tuple[float, float]:
     net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
     x = torch.randn(BATCH, WIDTH)
-    ddp = DistributedDataParallel(net, bucket_cap_mb=1e-6)  # type: ignore[arg-type]
+    ddp = DistributedDataParallel(net, bucket_cap_mb=1e-6)
     ddp(x).sum().backward()  # after the first step DDP builds its buckets anew
     ddp(x).sum().backward()
     dist.barrier()

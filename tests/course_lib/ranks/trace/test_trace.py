@@ -143,7 +143,7 @@ def test_groups_are_told_apart(on: str, tmp_path: Path) -> None:
             dist.all_reduce(torch.ones(5), group=pair)
         dist.all_reduce(torch.ones(5))
 
-    with Ranks(4, on=on, timeout=60) as ranks:  # type: ignore[arg-type]
+    with Ranks(4, on=on, timeout=60) as ranks:
         ranks.run(program)
         trace = ranks.trace
     first = trace.operations[0]
