@@ -325,7 +325,14 @@ frontier__by_sums_edited = edits_of(
     frontier__by_sums,
     Mutant("mean", "increments", "ends.max(dim=0).values", "ends.mean(dim=0)"),
     Mutant("mean_of_stages", "the means over the ranks", "last - before", "durations.mean(dim=0)"),
-    Mutant("longest_of_stages", "the longest duration", "durations.cumsum(dim=1)", "durations"),
+    Mutant(
+        "longest_of_stages",
+        "the longest duration",
+        "durations.cumsum(dim=1)",
+        "durations",
+        also=(("last - before", "last"),),
+    ),
+    Mutant("differences_of_stages", "increments", "durations.cumsum(dim=1)", "durations"),
     Mutant("no_difference", "the frontier itself", "last - before", "last"),
     Mutant("leader_of_the_stage", "leaders", "ends.argmax", "durations.argmax"),
     Mutant(
