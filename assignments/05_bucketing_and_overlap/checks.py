@@ -489,7 +489,49 @@ FIRST_OR_LAST = {
     ),
 }
 
-# Task 5: questions on the student's own run -------------------------------------------------------
+# Task 5: who delayed the step ---------------------------------------------------------------------
+
+
+def run_frontier(frontier: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``frontier(durations)``, which returns two tensors."""
+    answer = frontier(inputs["durations"])
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise TypeError(f"frontier returns {type(answer).__name__}, expected (increments, leaders)")
+    return {"increments": answer[0], "leaders": answer[1]}
+
+
+def draw_durations(d: Draw) -> list[Any]:
+    """Draw the stages of a step in 1/1024 s, so no sum is rounded; two ranks may tie."""
+    k, stages = d.one_of(2, 3, 4, 5, 6), d.one_of(2, 3, 4, 5, 6)
+    k, stages = d.maybe("one rank", 1, k, one_in=6), d.maybe("one stage", 1, stages, one_in=6)
+    d.say(f"{k} x {stages}")
+    durations = 1 + d.whole(1000, k, stages)
+    tied = sorted({d.one_of(*range(k)), d.one_of(*range(k))})
+    if d.maybe("ranks that end their last stage together"):
+        durations[tied[0]] = durations.amax(0)
+        durations[tied[-1]] = durations[tied[0]].flip(0)
+    if d.maybe("equal ranks"):
+        durations[tied] = durations.amax(0)
+    durations *= d.maybe("first stage without time", torch.arange(stages) > 0, 1)
+    return [{"durations": durations.double() / 1024}]
+
+
+def of_stages_alone(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    longest, leaders = inputs[me]["durations"].max(0)
+    return {"increments": longest, "leaders": leaders}
+
+
+FRONTIER_MISTAKES = {
+    "the longest duration of each stage. First add up each rank's stages": of_stages_alone,
+    "the means over the ranks: they hide who was late": lambda inputs, me, _: {
+        "increments": inputs[me]["durations"].mean(0)
+    },
+    "the frontier itself; an increment is the difference to the stage before": (
+        lambda inputs, me, _: {"increments": inputs[me]["durations"].cumsum(1).amax(0)}
+    ),
+}
+
+# Task 6: questions on the student's own run -------------------------------------------------------
 
 
 def drawn_chain(generator: torch.Generator) -> tuple[Case, list[Any]]:
@@ -556,7 +598,7 @@ CHECKS = {
         as_if=TOO_EARLY,
         same_bits=True,
         allowed=Allowed(in_order=True, time=1.01, hint=IN_ORDER),
-        worth={"values": 3, "communication": 2},
+        worth={"values": 2, "communication": 2},
     ),
     "data_parallel": by_reference(
         "data_parallel",
@@ -568,7 +610,17 @@ CHECKS = {
         as_if={**FIRST_OR_LAST, **TOO_EARLY},
         same_bits=True,
         allowed=Allowed(in_order=True, time=1.01, hint=f"{IN_ORDER} {NO_SYNC}"),
-        worth={"values": 3, "communication": 2},
+        worth={"values": 2, "communication": 2},
+    ),
+    "frontier": by_reference(
+        "frontier",
+        seeds=(1, 4, 5, 6, 15, 16, 20, 27, 28),
+        reference="course_lib.frontier:frontier",
+        program=run_frontier,
+        draw=draw_durations,
+        variety=Variety(ranks=(1,), dtypes=("float32", "float64"), groups=False),
+        mistakes=FRONTIER_MISTAKES,
+        exact=True,
     ),
     "defend_data_parallel": defence("data_parallel", drawn_chain),
 }

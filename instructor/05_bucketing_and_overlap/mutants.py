@@ -307,3 +307,77 @@ data_parallel__all_in_one_edited = edits_of(
         also=(("ready, sent, local = set(), [], []", "ready, sent = set(), []"),),
     ),
 )
+
+
+# frontier ----------------------------------------------------------------------------------
+
+
+@passes
+def frontier__by_sums(durations):
+    ends = durations.cumsum(dim=1)
+    last = ends.max(dim=0).values
+    leaders = ends.argmax(dim=0)
+    before = torch.cat([torch.zeros_like(last[:1]), last[:-1]])
+    return last - before, leaders
+
+
+frontier__by_sums_edited = edits_of(
+    frontier__by_sums,
+    Mutant("mean", "increments", "ends.max(dim=0).values", "ends.mean(dim=0)"),
+    Mutant("mean_of_stages", "the means over the ranks", "last - before", "durations.mean(dim=0)"),
+    Mutant(
+        "longest_of_stages",
+        "the longest duration",
+        "durations.cumsum(dim=1)",
+        "durations",
+        also=(("last - before", "last"),),
+    ),
+    Mutant("differences_of_stages", "increments", "durations.cumsum(dim=1)", "durations"),
+    Mutant("no_difference", "the frontier itself", "last - before", "last"),
+    Mutant("leader_of_the_stage", "leaders", "ends.argmax", "durations.argmax"),
+    Mutant(
+        "last_rank_on_ties",
+        "leaders",
+        "ends.argmax(dim=0)",
+        "len(ends) - 1 - ends.flip(0).argmax(dim=0)",
+    ),
+    Mutant(
+        "who_waits_least",
+        "leaders",
+        "ends.argmax(dim=0)",
+        "durations[:, -1].argmin().expand(len(last))",
+    ),
+    Mutant("first_to_end", "leaders", "ends.argmax", "ends.argmin"),
+    Mutant("sums_over_ranks", "increments", "cumsum(dim=1)", "cumsum(dim=0)"),
+    Mutant("one_leader", "leaders", "ends.argmax(dim=0)", "ends[:, -1].argmax().expand(len(last))"),
+    Mutant("frontier_without_first", "increments", "last - before", "last.diff()"),
+    Mutant("adds_in_place", "durations", "durations.cumsum", "durations.cumsum_"),
+    Mutant(
+        "by_sort",
+        None,
+        "ends.argmax(dim=0)",
+        "ends.sort(dim=0, descending=True, stable=True).indices[0]",
+    ),
+)
+
+
+@passes
+def frontier__by_loops(durations):
+    ends, increments, leaders, before = [0.0] * len(durations), [], [], 0.0
+    for stage in durations.double().T.tolist():
+        ends = [end + seconds for end, seconds in zip(ends, stage, strict=True)]
+        increments.append(max(ends) - before)
+        leaders.append(ends.index(max(ends)))
+        before = max(ends)
+    return torch.tensor(increments, dtype=durations.dtype), torch.tensor(leaders)
+
+
+@passes
+def frontier__in_memory_of_the_frontier(durations):
+    latest, leaders = durations.new_zeros(durations.shape[1]), []
+    total = durations.new_zeros(len(durations))
+    for s in range(durations.shape[1]):
+        total = total + durations[:, s]
+        latest[s] = total.max()
+        leaders.append(min(r for r in range(len(total)) if total[r] == latest[s]))
+    return torch.diff(latest, prepend=latest.new_zeros(1)), torch.tensor(leaders)
