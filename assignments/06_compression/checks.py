@@ -274,11 +274,29 @@ def draw_turns(d: Draw) -> list[Any]:
     ]
 
 
-def what_a_sender_keeps(*_: Any) -> str:
-    return (
-        "For each key, keep the residual e, in float32: what the last call with an equal key left "
-        "out (equal keys may be different objects). Send C(x + e), and then keep x + e - C(x + e)."
-    )
+def feedback(residual: Callable[..., Tensor], one_for_all: bool = False) -> Callable[..., Any]:
+    """Return the mistake that keeps ``residual(x, e, sent)`` for a key, or one for all keys."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        values, left = {}, {}
+        for place, sender, key, x in turns(inputs[me]):
+            label = (sender, x.shape) if one_for_all else (sender, key)
+            e = left.get(label, torch.zeros_like(x, dtype=torch.float32))
+            sent = COMPRESS[inputs[me]["compress"][sender]](x.float() + e)
+            values[place], left[label] = sent.to(x.dtype), residual(x.float(), e, sent)
+        return values
+
+    return mistake
+
+
+FEEDBACK_MISTAKES = {
+    "C(x), without the residual: add what the last call with an equal key left out (equal keys may "
+    "be different objects)": feedback(lambda x, e, sent: torch.zeros_like(x)),
+    "a residual of x - C(x + e): keep x + e - C(x + e)": feedback(lambda x, e, sent: x - sent),
+    "the result if all keys share one residual: each key needs its own": feedback(
+        lambda x, e, sent: x + e - sent, one_for_all=True
+    ),
+}
 
 
 # Task 5: the sum of compressed tensors ------------------------------------------------------------
@@ -345,11 +363,34 @@ def draw_sums(d: Draw) -> list[Any]:
     ]
 
 
-def what_is_summed(*_: Any) -> str:
-    return (
-        "The result is C(Σ C(x)): compress the shards, and compress the sums, too, before you send "
-        "them. Write the result into the tensor, the same on all ranks."
-    )
+def compressed_sum(*, shards: bool, sums: bool) -> Callable[..., Any]:
+    """Return the mistake that compresses only the shards, or only their sums."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        encode, decode = CODECS[inputs[me]["codec"]]
+
+        def sent(x: Tensor, compressed: bool) -> Tensor:
+            return decode(encode(x), x.shape, torch.float32) if compressed else x
+
+        values = {}
+        for name, x in inputs[me]["tensors"].items():
+            flat = [member["tensors"][name].float().flatten() for member in inputs]
+            parts = zip(*(vector.tensor_split(len(flat)) for vector in flat), strict=True)
+            totals = [torch.stack([sent(part, shards) for part in row]).sum(0) for row in parts]
+            total = torch.cat([sent(total, sums) for total in totals])
+            values[name] = total.view(x.shape).to(x.dtype)
+        return values
+
+    return mistake
+
+
+SUM_MISTAKES = {
+    "Σ C(x): compress the sums, too": compressed_sum(shards=True, sums=False),
+    "C(Σ x): compress the shards, too": compressed_sum(shards=False, sums=True),
+    "the tensor as it was before the call: write the result into it": (
+        lambda inputs, me, expected: inputs[me]["tensors"]
+    ),
+}
 
 
 def two_rounds(case: Case, observed: Observed, trace: Trace) -> None:
@@ -477,7 +518,7 @@ CHECKS = {
         program=run_feedback,
         draw=draw_turns,
         variety=Variety(ranks=(1, 1, 2, 3), dtypes=(*DTYPES, "bfloat16"), groups=False),
-        explain=what_a_sender_keeps,
+        mistakes=FEEDBACK_MISTAKES,
         exact=True,
     ),
     "compressed_all_reduce": by_reference(
@@ -487,7 +528,7 @@ CHECKS = {
         program=run_all_reduce,
         draw=draw_sums,
         variety=Variety(ranks=(2, 3, 4, 3, 5, 1, 6, 7), dtypes=DTYPES),
-        explain=what_is_summed,
+        mistakes=SUM_MISTAKES,
         may_change=["tensors"],
         exact=True,
         allowed=Allowed(kinds=KINDS, calls=None, slack=None),

@@ -147,10 +147,10 @@ with_feedback__a_class_edited = edits_of(
     Mutant("by_its_text", "expected", "default(key,", "default(str(key),"),
     Mutant("by_object", "last call with an equal key", "default(key,", "default(id(key),"),
     Mutant("by_its_hash", "many keys", "default(key,", "default(hash(key),"),
+    Mutant("one_for_all_keys", "all keys share one residual", "key, torch.zeros", "0, torch.zeros"),
     Mutant(
-        "one_for_all_keys", "For each key, keep the residual", "key, torch.zeros", "0, torch.zeros"
+        "of_x_alone", "a residual of x - C(x + e)", "e -= sent", "self.left[key] = x.float() - sent"
     ),
-    Mutant("of_x_alone", "keep x + e - C(x + e)", "e -= sent", "self.left[key] = x.float() - sent"),
     Mutant("in_the_dtype_of_x", "nearly right", "e -= sent", "e -= sent; e.copy_(e.to(x.dtype))"),
     Mutant("changes_x", "x after the call", "e += x", "e += x; x.copy_(e)"),
     Mutant("drops_nan", "expected", "e -= sent", "e -= sent; e.nan_to_num_()"),
@@ -230,7 +230,7 @@ compressed_all_reduce__messages_edited = edits_of(
     ),
     Mutant(
         "into_a_copy",
-        "Write the result into the tensor",
+        "write the result into it",
         "x.copy_(torch.cat(",
         "return (torch.cat(",
     ),
