@@ -379,24 +379,28 @@ def run_choice(choose_graph: Callable[..., Any], inputs: Any, case: Given) -> An
     return {"seconds": answer[1], "which": answer[0], "candidates in the list after the call": left}
 
 
-def a_step_less(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    seconds, which = expected[me]["seconds"], expected[me]["which"]
-    if which is None:
-        return None
-    steps, _ = steps_and_receivers(inputs[me]["matrices"][which], inputs[me]["tolerance"])
-    return {"seconds": seconds * max(1, steps - 1) / steps}
+def fastest(less: int = 0, whole_tensors: bool = False) -> Callable[..., Any]:
+    """Return the mistake of taking `less` steps, or of a ring that sends `whole_tensors`."""
 
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        member, k = inputs[0], len(inputs[0]["matrices"][0]["numbers"])
+        latency, of_tensor = member["latency"], member["nbytes"] / member["bandwidth"]
+        ring = 2 * (k - 1) * (latency + of_tensor / (1 if whole_tensors else k))
+        seconds: dict[int | None, float] = {None: ring}
+        for choice, matrix in enumerate(member["matrices"]):
+            steps, receivers = steps_and_receivers(matrix, member["tolerance"])
+            if steps:
+                seconds[choice] = max(1, steps - less) * (latency + receivers * of_tensor)
+        choice = min(seconds, key=lambda choice: seconds[choice])
+        return {"seconds": seconds[choice], "which": choice}
 
-def a_ring_of_whole_tensors(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    nbytes, latency, bandwidth, _ = (inputs[me][key] for key in ARGUMENTS)
-    rounds = 2 * (len(inputs[me]["matrices"][0]["numbers"]) - 1)
-    return {"seconds": rounds * (latency + nbytes / bandwidth)}
+    return mistake
 
 
 CHOICE_MISTAKES = {
-    "the time of one step less: round T up": a_step_less,
-    "the time of a ring all-reduce with messages of n bytes: each has n/K bytes": (
-        a_ring_of_whole_tensors
+    "the time of one step less: round T up": fastest(less=1),
+    "the time of a ring all-reduce with messages of n bytes: each has n/K bytes": fastest(
+        whole_tensors=True
     ),
 }
 ROWS_FOR_COLUMNS = (
