@@ -8,7 +8,7 @@
         cases=(SMALL, LARGE),
     )
 
-The steps of judging are shared with `by_reference`.
+The steps of judging are shared with `by_reference`. `equally_likely` judges random results.
 """
 
 from __future__ import annotations
@@ -147,3 +147,27 @@ def _effects(
 def _raise_first(effects: Iterable[tuple[int, Effect]]) -> None:
     for rank, effect in effects:
         raise Wrong(f"rank {rank}: {effect.sentence}", effect.hint)
+
+
+# Random results, judged by counting ---------------------------------------------------------------
+
+ENOUGH = 50
+"""A distribution is judged if each result is expected at least so often."""
+CHANCE = 1e-9
+"""If a right function gives such counts more rarely, they are wrong."""
+
+
+def equally_likely(counts: Iterable[int], kinds: int) -> bool:
+    """Return whether chance alone may give these counts, by Pearson's χ².
+
+    Args:
+        counts: how often each result came; those that never came may be missing.
+        kinds: the number of results that are possible, at least two, all equally likely.
+
+    """
+    observed = torch.tensor(list(counts), dtype=torch.float64)
+    expected = observed.sum() / kinds
+    never = (kinds - len(observed)) * expected
+    chi2 = ((observed - expected) ** 2 / expected).sum() + never
+    freedom = torch.tensor((kinds - 1) / 2, dtype=torch.float64)
+    return bool(torch.special.gammaincc(freedom, chi2 / 2) > CHANCE)
