@@ -32,7 +32,7 @@ from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted, format_bytes
 
 from .codecs import CODECS, COMPRESS, Codec
-from .judges import fair_means, reads_codes, reads_top_k, uniform
+from .judges import reads_codes, reads_top_k, uniform
 
 DTYPES = ("float32", "float64", "bfloat16")
 ALONE = Variety(ranks=(1,), dtypes=DTYPES, groups=False)
@@ -274,11 +274,29 @@ def draw_turns(d: Draw) -> list[Any]:
     ]
 
 
-def what_a_sender_keeps(*_: Any) -> str:
-    return (
-        "For each key, keep the residual e, in float32: what the last call with an equal key left "
-        "out (equal keys may be different objects). Send C(x + e), and then keep x + e - C(x + e)."
-    )
+def feedback(residual: Callable[..., Tensor], one_for_all: bool = False) -> Callable[..., Any]:
+    """Return the mistake that keeps ``residual(x, e, sent)`` for a key, or one for all keys."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        values, left = {}, {}
+        for place, sender, key, x in turns(inputs[me]):
+            label = (sender, x.shape) if one_for_all else (sender, key)
+            e = left.get(label, torch.zeros_like(x, dtype=torch.float32))
+            sent = COMPRESS[inputs[me]["compress"][sender]](x.float() + e)
+            values[place], left[label] = sent.to(x.dtype), residual(x.float(), e, sent)
+        return values
+
+    return mistake
+
+
+FEEDBACK_MISTAKES = {
+    "C(x), without the residual: add what the last call with an equal key left out (equal keys may "
+    "be different objects)": feedback(lambda x, e, sent: torch.zeros_like(x)),
+    "a residual of x - C(x + e): keep x + e - C(x + e)": feedback(lambda x, e, sent: x - sent),
+    "the result if all keys share one residual: each key needs its own": feedback(
+        lambda x, e, sent: x + e - sent, one_for_all=True
+    ),
+}
 
 
 # Task 5: the sum of compressed tensors ------------------------------------------------------------
@@ -345,68 +363,140 @@ def draw_sums(d: Draw) -> list[Any]:
     ]
 
 
-def what_is_summed(*_: Any) -> str:
-    return (
-        "The result is C(Σ C(x)): compress the shards, and compress the sums, too, before you send "
-        "them. Write the result into the tensor, the same on all ranks."
-    )
+def compressed_sum(*, shards: bool, sums: bool) -> Callable[..., Any]:
+    """Return the mistake that compresses only the shards, or only their sums."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        encode, decode = CODECS[inputs[me]["codec"]]
+
+        def sent(x: Tensor, compressed: bool) -> Tensor:
+            return decode(encode(x), x.shape, torch.float32) if compressed else x
+
+        values = {}
+        for name, x in inputs[me]["tensors"].items():
+            flat = [member["tensors"][name].float().flatten() for member in inputs]
+            parts = zip(*(vector.tensor_split(len(flat)) for vector in flat), strict=True)
+            totals = [torch.stack([sent(part, shards) for part in row]).sum(0) for row in parts]
+            total = torch.cat([sent(total, sums) for total in totals])
+            values[name] = total.view(x.shape).to(x.dtype)
+        return values
+
+    return mistake
 
 
-def two_rounds(case: Case, observed: Observed, trace: Trace) -> None:
-    """Expect a rank to send, and to receive, at most two wires of a longest shard per member."""
-    for rank, member in enumerate(shown["own"] for shown in observed.inputs):
-        k, (encode, _) = len(member["members"]), CODECS[member["codec"]]
-        longest = [torch.zeros(-(-x.numel() // k)) for x in member["tensors"].values()]
-        limit = sum(2 * k * encode(shard).numel() for shard in longest)
-        for verb, size in (("sends", sent), ("receives", received)):
-            events = [event for event in operations(trace, rank) if size(event)]
-            if (total := sum(map(size, events))) > limit:
-                raise Wrong(
-                    f"rank {rank} {verb} {format_bytes(total)}, expected at most "
-                    f"{format_bytes(limit)}. It {verb}: {in_words(events)}",
-                    TWO_ROUNDS,
-                )
+SUM_MISTAKES = {
+    "Σ C(x): compress the sums, too": compressed_sum(shards=True, sums=False),
+    "C(Σ x): compress the shards, too": compressed_sum(shards=False, sums=True),
+    "the tensor as it was before the call: write the result into it": (
+        lambda inputs, me, expected: inputs[me]["tensors"]
+    ),
+}
 
 
-# Task 6: places that nobody sends -----------------------------------------------------------------
+def two_rounds(wire: Callable[[Any, Tensor], int], hint: str) -> Callable[..., None]:
+    """Expect a rank to send, and to receive, at most two wires of a longest shard per member.
 
-K_VALUES = "In each call of your function, call all_reduce once, with k numbers in the dtype of x."
+    ``wire(its input, a longest shard)`` is the number of bytes of such a wire.
+    """
+
+    def expect(case: Case, observed: Observed, trace: Trace) -> None:
+        for rank, member in enumerate(shown["own"] for shown in observed.inputs):
+            k = len(member["members"])
+            longest = [torch.zeros(-(-x.numel() // k)) for x in member["tensors"].values()]
+            limit = sum(2 * k * wire(member, shard) for shard in longest)
+            for verb, size in (("sends", sent), ("receives", received)):
+                events = [event for event in operations(trace, rank) if size(event)]
+                if (total := sum(map(size, events))) > limit:
+                    raise Wrong(
+                        f"rank {rank} {verb} {format_bytes(total)}, expected at most "
+                        f"{format_bytes(limit)}. It {verb}: {in_words(events)}",
+                        hint,
+                    )
+
+    return expect
 
 
-def run_random_k(random_k_mean: Callable[..., Any], inputs: Any, case: Given) -> Any:
-    x, k, seeds = inputs["x"], inputs["k"], inputs["seeds"]
-    random_k_mean(torch.cat([x, x]) if x.dim() else x, k, seeds[0], group=case.group)
-    return {"results": [random_k_mean(x, k, seed, group=case.group) for seed in seeds]}
+def encoded(member: Any, shard: Tensor) -> int:
+    encode, _ = CODECS[member["codec"]]
+    return encode(shard).numel()
 
 
-def draw_random_k(d: Draw) -> list[Any]:
-    """Draw ``x`` above zero, so that no sum is zero, and seeds from 0 to 2³² - 1."""
-    shape, k = d.one_of(((3, 2), 4), ((4, 5), 5), ((3, 4), 3), ((3, 3), 1), ((2, 5), 4), ((), 1))
-    first, other = (int(seed) for seed in d.whole(2**31, 2))
-    seeds = [first, other, first, d.one_of(0, 2**32 - 1)]
-    if d.maybe("400 seeds", one_in=4):
-        shape, k = d.one_of(((4,), 2), ((2, 2), 2), ((4, 1), 2))
-        seeds = [*range(first, first + 400)]
-    elif d.maybe("seeds that are alike"):
-        shape, k = d.one_of(((5, 10), 20), ((40,), 17))
-        near = [first ^ 2**bit for bit in range(32)] + [first + 10**n for n in range(2, 10)]
-        seeds = [first, 0, *near, 2**32 - 2, 2**32 - 1, 0]
-    elif d.maybe("all are kept", one_in=6):
-        k = prod(shape)
-    alone = min(map(len, d.groups)) == 1
-    zeros = -1 if alone else d.rank("only zeros on rank {}")
-    overflow = d.rank("rank {} has an inf or a NaN", one_in=4)
-    d.say(f"{k} of {prod(shape)}")
+# Task 6: a mean that is rounded once --------------------------------------------------------------
 
-    def x_of(rank: int) -> Tensor:
-        numbers = d.exact(*shape)
-        x = torch.where(numbers == 0, 1, numbers).abs() * (rank != zeros)
-        if rank == overflow:  # in every second place, because not all places are drawn
-            second = torch.arange(x.numel()).view(shape) % 2 == 0
-            return torch.where(second, d.not_finite(torch.ones(1).double()), x)
-        return x
+BF16_TRAVELS = (
+    "Send each rank its shard in bfloat16, and later the mean of your own shard in bfloat16: two "
+    "bytes for each number, as in a ring."
+)
 
-    return [{"x": x_of(rank), "k": k, "seeds": seeds} for rank in d.ranks]
+
+def run_mean(mean_rounded_once: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call it for one tensor, or two; return what is then in their memory."""
+    memory = {name: x.detach() for name, x in inputs["tensors"].items()}
+    for x in inputs["tensors"].values():
+        mean_rounded_once(x, group=case.group)
+    return memory
+
+
+def draw_means(d: Draw) -> list[Any]:
+    """Draw whole numbers of eight bits, times 2⁰ to 2⁸: float32 holds their sums, bfloat16 cannot.
+
+    Only the sum of two numbers has one rounding in any order, and so a ring is right for K = 2.
+    """
+    shape = draw_shape(d, (4, 3), (3,), (7,), (5, 6), (5, 19), (64,), (7, 29))
+    zeros, overflow = d.rank("only zeros on rank {}"), d.rank("rank {} has an inf or a NaN", 4)
+    again = d.maybe("called twice", d.one_of(shape, (5, 6)), None)
+
+    def numbers(rank: int, shape: tuple[int, ...]) -> Tensor:
+        x = (d.whole(511, *shape) - 255) * 2.0 ** d.whole(9, *shape) * (rank != zeros)
+        return d.not_finite(x) if rank == overflow else x
+
+    def tensors_of(rank: int) -> dict[str, Tensor]:
+        first = {"tensor": numbers(rank, shape)}
+        second = "tensor of the second call"
+        return first if again is None else first | {second: numbers(rank, again)}
+
+    return [{"tensors": tensors_of(rank), "members": d.members(rank)} for rank in d.ranks]
+
+
+def rounded(total: Callable[[Sequence[Tensor]], Tensor]) -> Callable[..., Any]:
+    """Return the mistake that rounds ``total(tensors of all ranks)`` by K to bfloat16."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        return {
+            name: (total([m["tensors"][name] for m in inputs]).float() / len(inputs)).bfloat16()
+            for name in expected[me]
+        }
+
+    return mistake
+
+
+def in_a_ring(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum in bfloat16 of a ring: shard i begins at rank i + 1, and ends at rank i."""
+    shards = zip(*(x.flatten().tensor_split(len(tensors)) for x in tensors), strict=True)
+    totals = [sum(row[i + 1 :] + row[: i + 1]) for i, row in enumerate(shards)]
+    return torch.cat(totals).view(tensors[0].shape)
+
+
+def in_float32(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([x.float() for x in tensors]).sum(0)
+
+
+MEAN_MISTAKES = {
+    "the mean of a sum in bfloat16, which is rounded at every rank: add in float32": rounded(sum),
+    "the mean of a ring's sum in bfloat16, rounded at every rank: add in float32": rounded(
+        in_a_ring
+    ),
+    "the mean of a float32 sum that was rounded to bfloat16: divide before you round": rounded(
+        lambda tensors: in_float32(tensors).bfloat16()
+    ),
+    "the sum of numbers that were divided by K in bfloat16: divide the sum": rounded(
+        lambda tensors: len(tensors) * in_float32([x / len(tensors) for x in tensors])
+    ),
+    "the sum: divide it by K": rounded(lambda tensors: len(tensors) * in_float32(tensors)),
+    "the tensor as it was before the call: write the result into it": (
+        lambda inputs, me, expected: inputs[me]["tensors"]
+    ),
+}
 
 
 # The checks ---------------------------------------------------------------------------------------
@@ -477,7 +567,7 @@ CHECKS = {
         program=run_feedback,
         draw=draw_turns,
         variety=Variety(ranks=(1, 1, 2, 3), dtypes=(*DTYPES, "bfloat16"), groups=False),
-        explain=what_a_sender_keeps,
+        mistakes=FEEDBACK_MISTAKES,
         exact=True,
     ),
     "compressed_all_reduce": by_reference(
@@ -487,22 +577,25 @@ CHECKS = {
         program=run_all_reduce,
         draw=draw_sums,
         variety=Variety(ranks=(2, 3, 4, 3, 5, 1, 6, 7), dtypes=DTYPES),
-        explain=what_is_summed,
+        mistakes=SUM_MISTAKES,
         may_change=["tensors"],
         exact=True,
         allowed=Allowed(kinds=KINDS, calls=None, slack=None),
-        expects=[Expectation(two_rounds)],
+        expects=[Expectation(two_rounds(encoded, TWO_ROUNDS))],
         worth={"values": 3, "communication": 1},
     ),
-    "random_k_mean": by_reference(
-        "random_k_mean",
-        seeds=(0, 9, 11, 12, 14, 15, 28, 30, 31),
-        reference="course_lib.compression.random_k:random_k_mean",
-        program=run_random_k,
-        draw=draw_random_k,
-        variety=Variety(ranks=(2, 3, 4, 3, 5, 1, 7), dtypes=DTYPES),
-        judge=fair_means,
-        allowed=Allowed(least=1e-9, hint=K_VALUES),  # a rank may receive few numbers, but not none
+    "mean_rounded_once": by_reference(
+        "mean_rounded_once",
+        seeds=(10, 13, 17, 18, 20, 30, 44, 53),
+        reference="course_lib.collectives:mean_rounded_once",
+        program=run_mean,
+        draw=draw_means,
+        variety=Variety(ranks=(3, 4, 2, 3, 5, 1, 6, 7), dtypes=("bfloat16",)),
+        mistakes=MEAN_MISTAKES,
+        may_change=["tensors"],
+        exact=True,
+        allowed=Allowed(kinds=KINDS, calls=None, slack=None),
+        expects=[Expectation(two_rounds(lambda member, shard: 2 * len(shard), BF16_TRAVELS))],
         worth={"values": 2, "communication": 1},
     ),
     "defend_compressed_all_reduce": defence("compressed_all_reduce", drawn_codec),

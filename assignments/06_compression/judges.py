@@ -1,20 +1,18 @@
-"""Judges of bytes on a wire, which they read as a receiver would, and of random places.
+"""Judges of bytes on a wire, which they read as a receiver would.
 
 They first count the bytes, and name the mistake that gives a wrong number of them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from course_lib.checking import Case, Wrong, expect_equal, expect_tensor
+from course_lib.checking import Case, Wrong, expect_equal
 from course_lib.checking.answers import ANYTHING, describe, sees
-from course_lib.checking.judges import ENOUGH, equally_likely
 from course_lib.ranks.explain.words import counted
 
 
@@ -160,97 +158,3 @@ def _places_in(wire: Tensor, k: int, highest_first: bool = False) -> Tensor:
 
 def _kept(x: Tensor, places: Tensor) -> Tensor:
     return torch.zeros_like(x).index_put((places,), x[places])
-
-
-# Places drawn at random ---------------------------------------------------------------------------
-
-# Any draw is right whose places are the same on all ranks, and different for a different seed, if
-# all sets of k places are equally likely.
-
-LIKELY = 10**9
-"""If there are this many possible draws, no two are equal by chance."""
-ROUNDINGS = 16
-"""Each is half of eps, relative to the result: the factors n, 1/k and 1/K may be applied alone."""
-
-
-@sees(lambda case, inputs, rank: {"results": [ANYTHING] * len(inputs[rank]["seeds"])})
-def fair_means(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
-    """Judge ``results``, one for each seed: the places that are not zero, then the values."""
-    k, seeds = inputs[0]["k"], inputs[0]["seeds"]
-    for members in case.groups:
-        drawn = {r: _places(values[r]["results"], inputs[r], r) for r in members}
-        first = drawn[members[0]]
-        for rank in members[1:]:
-            if not torch.equal(drawn[rank], first):
-                raise Wrong(
-                    f"rank {rank} draws other places than rank {members[0]}",
-                    "All ranks must draw from the same seed, so that they add the values of the "
-                    "same places.",
-                )
-        _expect_fair(seeds, first, k)
-        for rank in members:
-            _expect_means([inputs[r]["x"] for r in members], k, seeds, values[rank], rank)
-
-
-def _places(results: Sequence[Any], member: Any, rank: int) -> Tensor:
-    """Return the places of a rank's results, shape (seeds, n), after counting them."""
-    k, name = member["k"], f"rank {rank}: the result"
-    places = torch.stack([expect_tensor(x, member["x"], name).flatten() != 0 for x in results])
-    for seed, count in zip(member["seeds"], places.sum(1).tolist(), strict=True):
-        if count != k:
-            raise Wrong(
-                f"rank {rank}: the result for seed {seed} has {counted(count, 'number')} that "
-                f"{'is' if count == 1 else 'are'} not zero, expected k = {k}",
-                "Keep only the k places that were drawn."
-                if count > k
-                else "Draw k different places: draw without replacement.",
-            )
-    return places
-
-
-def _expect_fair(seeds: Sequence[int], places: Tensor, k: int) -> None:
-    """Judge whether equal seeds draw equally, and different ones each set of k equally often."""
-    (draws, n), first = places.shape, {}
-    for i, seed in enumerate(seeds):
-        if not torch.equal(places[i], places[first.setdefault(seed, i)]):
-            raise Wrong(f"seed {seed} draws other places in the second call than in the first")
-    kinds, counts = places[list(first.values())].unique(dim=0, return_counts=True)
-    if math.comb(n, k) > LIKELY and len(kinds) < len(first):
-        twice = kinds[counts.argmax()]
-        a, b, *_ = (s for s, i in first.items() if torch.equal(places[i], twice))
-        raise Wrong(
-            f"seeds {a} and {b} draw the same places",
-            "A different seed must give a different draw: use the whole seed, unchanged.",
-        )
-    if len(first) < ENOUGH * math.comb(n, k) or math.comb(n, k) == 1:
-        return
-    if not equally_likely(counts.tolist(), math.comb(n, k)):
-        commonest = int(counts.argmax())
-        raise Wrong(
-            f"the set of places {kinds[commonest].nonzero().flatten().tolist()} is drawn for "
-            f"{counts[commonest] / draws:.0%} of {draws} seeds, expected {1 / math.comb(n, k):.0%}",
-            "All sets of k places must be equally likely: only then is the result right on "
-            "average. Take the first k numbers of torch.randperm, or use random.sample.",
-        )
-
-
-def _expect_means(
-    everyone: Sequence[Tensor], k: int, seeds: Sequence[int], value: Any, rank: int
-) -> None:
-    """Judge that every drawn place has n/k times the mean over the group."""
-    x, size = everyone[0], len(everyone)
-    total, scale = torch.stack(everyone).double().sum(0), x.numel() / k
-    mistakes = {
-        "the mean over the ranks: multiply it by n/k, so that it is right on average": 1 / size,
-        "n/k times the sum over the ranks: the task asks for the mean": scale,
-        "the sum over the ranks: divide it by K, and multiply it by n/k": 1,
-    }
-    rtol = ROUNDINGS * torch.finfo(x.dtype).eps / 2
-    for seed, got in zip(seeds, value["results"], strict=True):
-
-        def times(factor: float, drawn: Tensor = got != 0) -> Tensor:
-            return torch.where(drawn, total * factor, 0).to(x.dtype)
-
-        lookalikes = [(label, times(factor)) for label, factor in mistakes.items()]
-        name = f"rank {rank}: the result for seed {seed}"
-        expect_equal(got, times(scale / size), name, rtol=rtol, atol=0, lookalikes=lookalikes)

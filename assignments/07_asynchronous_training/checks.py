@@ -64,6 +64,21 @@ def run_staleness(staleness: Callable[..., Any], inputs: Any, case: Given) -> An
     return {AGE: staleness(case.iterable([tuple(event) for event in inputs["events"]]))}
 
 
+def since(kind: str, others_only: bool = False) -> Callable[..., Any]:
+    """Return the mistake that counts the pushes since this worker's last event of a kind."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        events, ages = inputs[me]["events"], []
+        for at, (name, worker) in enumerate(events):
+            if name == "push":
+                begin = max((n for n in range(at) if events[n] == (kind, worker)), default=-1)
+                pushes = [pusher for pushed, pusher in events[begin + 1 : at] if pushed == "push"]
+                ages.append(sum(not others_only or pusher != worker for pusher in pushes))
+        return {AGE: ages}
+
+    return mistake
+
+
 AGE_MISTAKES = {
     "the right list plus 1: do not count a gradient's own push": lambda inputs, me, expected: {
         AGE: [age + 1 for age in expected[me][AGE]]
@@ -71,14 +86,11 @@ AGE_MISTAKES = {
     "the versions that were pulled, not their staleness": lambda inputs, me, expected: {
         AGE: [n - age for n, age in enumerate(expected[me][AGE])]
     },
+    "the right list if each worker pulls right after its push: count from its last pull, which may "
+    "come later": since("push"),
+    "the number of pushes by other workers: if a worker pushes twice before it pulls again, its "
+    "first push counts, too": since("pull", others_only=True),
 }
-
-
-def what_staleness_is(*_: Any) -> str:
-    return (
-        "Staleness is the number of updates between this worker's last pull and its push. Its own "
-        "count, too, if it pushes twice before it pulls again."
-    )
 
 
 # Tasks 2 and 4: servers ---------------------------------------------------------------------------
@@ -152,21 +164,21 @@ def pull_and_push(server: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return server
 
 
-def steps_times(factor: Callable[[Any, int], float]) -> Callable[..., Any]:
-    """Return the mistake of a step that is `factor(server, answer)` times the right one.
+def stepping(step: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Return the mistake of a push that makes ``step(w, g, lr, answer, N, right)`` of weights w.
 
-    The answer is that of the push. All pushes before it were right.
+    All pushes before it were right.
     """
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        right = expected[me]
-        weights = [inputs[me]["params"], *right[AFTER]]
-        wrong = []
-        for n, answer in enumerate(right[AGE] if AGE in right else right[COUNTED]):
-            steps = zip(weights[n], weights[n + 1], strict=True)
-            times = factor(inputs[me], answer)
-            wrong.append([before + times * (after - before) for before, after in steps])
-        return {AFTER: wrong}
+        server, right = inputs[me], expected[me]
+        weights, answers = [server["params"], *right[AFTER]], right.get(AGE, right.get(COUNTED))
+        after: list[list[Tensor]] = []
+        for n, (gradients, answer) in enumerate(zip(server["gradients"], answers, strict=True)):
+            options = server["lr"], answer, server.get("wait_for")
+            rows = zip(weights[n], gradients, weights[n + 1], strict=True)
+            after.append([step(w, g, *options, new) for w, g, new in rows])
+        return {AFTER: after}
 
     return mistake
 
@@ -187,24 +199,22 @@ SERVER_MISTAKES = {
     "the weights at the start: write into the weights' own memory": weights_at_the_start,
 }
 ASYNC_MISTAKES = {
-    "a step that does not divide by 1 + τ": steps_times(lambda server, age: 1 + age),
-    "a step that divides by τ: divide by 1 + τ, as τ may be 0": steps_times(
-        lambda server, age: (1 + age) / max(age, 1)
+    "a step that does not divide by 1 + τ": stepping(lambda w, g, lr, *_: w - lr * g),
+    "a step that divides by τ: divide by 1 + τ, as τ may be 0": stepping(
+        lambda w, g, lr, age, *_: w - lr / max(age, 1) * g
     ),
 }
 BACKUP_MISTAKES = {
-    "a step with the sum of the gradients: take their mean": steps_times(
-        lambda server, counts: server["wait_for"]
-    )
+    "a step with the sum of the gradients: take their mean": stepping(
+        lambda w, g, lr, counts, n, right: w + n * (right - w)
+    ),
+    "a step with gradients that their owners have overwritten: keep copies": stepping(
+        lambda w, g, lr, counts, n, right: w - lr * (g + (n - 1) * NONSENSE) / n
+    ),
+    "a part of the step in every push: the weights stay as they are until the N-th gradient": (
+        stepping(lambda w, g, lr, counts, n, right: w - counts * lr / n * g)
+    ),
 }
-
-
-def how_a_backup_server_steps(*_: Any) -> str:
-    return (
-        "Keep a copy of each gradient that counts, because its owner overwrites it. The weights "
-        "stay as they are until the N-th."
-    )
-
 
 # Task 3: a worker ---------------------------------------------------------------------------------
 
@@ -282,11 +292,44 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def how_a_worker_works(*_: Any) -> str:
-    return (
-        "A worker receives the server's weights, clears .grad, computes the gradient at these "
-        "weights, and pushes the gradient, not weights."
-    )
+def pushing(mistaken: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+    """Return a worker's mistake.
+
+    ``mistaken(received, first, target, older)`` gives the weights at which the worker computes, and
+    what it pushes. `first` are its own weights at the start, `older` is the sum of its gradients.
+    """
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        server, firsts = inputs[me]["server"], [joined(member["values"]) for member in inputs]
+        older = [torch.full_like(first, float(inputs[me]["before"])) for first in firsts]
+        received, pushed, after = [firsts[server] for _ in inputs], [], [firsts[server]]
+        seen: list[list[Tensor]] = [[] for _ in inputs]
+        for worker in inputs[me]["order"]:
+            target = joined(inputs[worker]["targets"][len(seen[worker])])
+            place, push = mistaken(received[worker], firsts[worker], target, older[worker])
+            older[worker] = older[worker] + place * target
+            seen[worker].append(place)
+            pushed.append(push)
+            after.append(after[-1] - inputs[me]["lr"] * push)
+            received[worker] = after[-1]
+        if me == server:
+            return {GRADIENT: pushed, SERVED: after[1:]}
+        return {SEEN: seen[me], LAST: seen[me][-1]}
+
+    return mistake
+
+
+WORK_MISTAKES = {
+    "the result with this worker's own first weights: receive the server's weights": pushing(
+        lambda received, first, target, older: (first, first * target)
+    ),
+    "the result if a gradient is added to older ones: clear .grad": pushing(
+        lambda received, first, target, older: (received, older + received * target)
+    ),
+    "the result if the workers push weights: push gradients": pushing(
+        lambda received, first, target, older: (received, received)
+    ),
+}
 
 
 def computed_at_pushes(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
@@ -409,7 +452,6 @@ CHECKS = {
         draw=draw_staleness,
         variety=Variety(ranks=(1,), dtypes=("float32",), layouts=(), groups=False),
         mistakes=AGE_MISTAKES,
-        explain=what_staleness_is,
         exact=True,
     ),
     "async_server": by_reference(
@@ -420,7 +462,6 @@ CHECKS = {
         draw=draw_server,
         variety=ON_ONE_RANK,
         mistakes={**AGE_MISTAKES, **ASYNC_MISTAKES, **SERVER_MISTAKES},
-        explain=what_staleness_is,
         may_change=["params"],
     ),
     "work": by_reference(
@@ -430,7 +471,7 @@ CHECKS = {
         program=run_work,
         draw=draw_work,
         variety=Variety(ranks=(2, 3, 4, 3, 5), dtypes=DTYPES, groups=False),
-        explain=how_a_worker_works,
+        mistakes=WORK_MISTAKES,
         may_change=["values"],
         allowed=Allowed(
             time=1.02,
@@ -451,7 +492,6 @@ CHECKS = {
         draw=draw_backup,
         variety=ON_ONE_RANK,
         mistakes={**BACKUP_MISTAKES, **SERVER_MISTAKES},
-        explain=how_a_backup_server_steps,
         may_change=["params"],
     ),
     "diloco": by_reference(

@@ -22,11 +22,14 @@ from course_lib.ranks.explain.words import counted
 from .matrices import (
     GRAPHS,
     WELL_CONDITIONED,
+    Matrix,
     all_keep_some,
+    as_weights,
     drawn_matrices,
     eigenvalues,
     no_two_alike,
     second_largest,
+    steps_and_receivers,
     watched_weights,
 )
 
@@ -70,28 +73,32 @@ def run_links(metropolis_weights: Callable[..., Any], inputs: Any, case: Given) 
     return {"W": weights, "the list of links after the call": [list(link) for link in left]}
 
 
-def explain_weights(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
-    """Return the rule of the weights, with the neighbours of two ranks whose weight is wrong."""
-    weights, right = value.get("W"), expected[me]["W"]
-    if not isinstance(weights, Tensor) or weights.dtype != right.dtype:
-        return ""
-    if weights.shape != right.shape or torch.allclose(weights, right):
-        return ""
-    of_links = set(weights[right.triu(1) != 0].tolist())
-    if inputs[me]["iterable"] == "generator" and of_links in ({0.0}, {1.0}):
-        return (
-            "If your code goes through the links twice: a generator is empty after the first time. "
-            "Begin with links = list(links)."
-        )
-    degree = ((right != 0).sum(1) - (right.diag() != 0).long()).tolist()
-    place = (~torch.isclose(weights, right)).nonzero()[0].tolist()
-    ranks = " and ".join(f"rank {i} has {counted(degree[i], 'neighbour')}" for i in place)
-    return (
-        f"Here {ranks}. The weight of a link is 1/(1 + d): d is the larger number of neighbours of "
-        "its two ranks. It is 0 for ranks that are not linked. A rank's own share is 1 minus the "
-        "weights of its links."
-    )
+def with_links(weight: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+    """Return the mistake of links with ``weight(d, other)``, for a rank of d and one of `other`."""
 
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        linked = expected[me]["W"].clone().fill_diagonal_(0) != 0
+        degree = linked.sum(1).double()
+        weights = torch.where(linked, weight(degree[:, None], degree), 0)
+        return {"W": weights + torch.diag(1 - weights.sum(1))}
+
+    return mistake
+
+
+WEIGHT_MISTAKES = {
+    "weights of 1/(1 + d) with the row's own d: d is the larger number of neighbours of the two "
+    "ranks of a link": with_links(lambda d, other: 1 / (1 + d) + 0 * other),
+    "weights of 1/d: the weight of a link is 1/(1 + d)": with_links(
+        lambda d, other: 1 / torch.maximum(d, other)
+    ),
+    "the weights of the links alone. A rank's own share is 1 minus the weights of its links": (
+        lambda inputs, me, expected: {"W": expected[me]["W"].clone().fill_diagonal_(0)}
+    ),
+    "the weights of a graph without links. If your code goes through the links twice: a generator "
+    "is empty after the first time. Begin with links = list(links)": with_links(
+        lambda d, other: 0 * d * other
+    ),
+}
 
 # Task 2: mixing -----------------------------------------------------------------------------------
 
@@ -141,12 +148,25 @@ def run_mixing(start_mixing: Callable[..., Any], inputs: Any, case: Given) -> An
     return {"tensor": first, "second tensor": second}
 
 
-def how_to_mix(*_: Any) -> str:
-    return (
-        "Rank i needs row i of W: the weight of its own tensor is W[i, i], and it hears every rank "
-        "j whose weight W[i, j] is not 0, even if it is tiny."
-    )
+def with_numbers(change: Callable[[Matrix], Tensor]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return the mistake whose result is the right one for other matrices."""
+    return lambda inputs: [
+        {**member, "matrices": [{**m, "numbers": change(m)} for m in member["matrices"]]}
+        for member in inputs
+    ]
 
+
+MIXING_AS_IF = {
+    "mixing with a column of the matrix: rank i needs row i": with_numbers(
+        lambda m: m["numbers"].T
+    ),
+    "mixing with this rank's own tensor at weight 1: its weight is W[i, i]": with_numbers(
+        lambda m: m["numbers"].clone().fill_diagonal_(m["denominator"])
+    ),
+    "mixing without ranks of tiny weight: hear every rank whose weight is not 0": with_numbers(
+        lambda m: m["numbers"] * (1000 * m["numbers"] > m["denominator"])
+    ),
+}
 
 ONE_MESSAGE_EACH = Allowed(
     time=1.02,
@@ -156,6 +176,8 @@ ONE_MESSAGE_EACH = Allowed(
 )
 
 # Task 3: a step of decentralized SGD --------------------------------------------------------------
+
+STEPPED = "after step {}, parameter {}"
 
 
 def draw_steps(d: Draw) -> list[Any]:
@@ -215,17 +237,45 @@ def run_steps(step: Callable[..., Any], inputs: Any, case: Given) -> Any:
         after.append([param.detach().clone() for param in params])
     return {
         "calls of loss()": len(calls),
-        "after step {}, parameter {}": after,
+        STEPPED: after,
         OWN_MEMORY: memory_of(params, memory),
     }
 
 
-def how_a_step_goes(*_: Any) -> str:
-    return (
-        "The new weights are W w - η g: do not mix the gradient. Clear .grad, and compute g at the "
-        "weights before mixing."
-    )
+def mistaken(step: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Return the mistake of ``step(W, w, η, t, older)``, if all steps before it were right.
 
+    w and t have a row for each rank, so that the gradients are t w; `older` are those before.
+    """
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        weights = [[m["values"], *r[STEPPED]] for m, r in zip(inputs, expected, strict=True)]
+        steps = zip(inputs[me]["lr"], inputs[me]["matrices"], strict=True)
+        older = [float(inputs[me]["before"])] * len(inputs[me]["values"])
+        after: list[list[Tensor]] = []
+        for n, (lr, matrix) in enumerate(steps):
+            after.append([])
+            for i, value in enumerate(inputs[me]["values"]):
+                w = torch.stack([rows[n][i].double().flatten() for rows in weights])
+                used = [(i > 0 or not m["first is unused"]) * m["targets"][n][i] for m in inputs]
+                t = torch.stack([target.double().flatten() for target in used])
+                new = step(as_weights(matrix, torch.float64), w, lr, t, older[i])[me]
+                after[n].append(new.view_as(value).to(value.dtype))
+                older[i] = t * w
+        return {STEPPED: after}
+
+    return mistake
+
+
+STEP_MISTAKES = {
+    "W(w - η g): do not mix the gradient": mistaken(lambda W, w, lr, t, _: W @ (w - lr * t * w)),
+    "a step with the gradient at the mixed weights: compute it at the weights before mixing": (
+        mistaken(lambda W, w, lr, t, older: W @ w - lr * t * (W @ w))
+    ),
+    "a step with a gradient that was added to an older one: clear .grad before backward": mistaken(
+        lambda W, w, lr, t, older: W @ w - lr * (t * w + older)
+    ),
+}
 
 # Task 4: how fast they agree ----------------------------------------------------------------------
 
@@ -329,13 +379,34 @@ def run_choice(choose_graph: Callable[..., Any], inputs: Any, case: Given) -> An
     return {"seconds": answer[1], "which": answer[0], "candidates in the list after the call": left}
 
 
-def what_takes_how_long(*_: Any) -> str:
-    return (
-        "Mixing takes T (latency + d n / bandwidth): round T up to a whole number of steps; d is "
-        "the largest number of other ranks that a rank sends to (rank i: count column i, not row "
-        "i). A message of the ring all-reduce has n/K bytes."
-    )
+def fastest(less: int = 0, whole_tensors: bool = False) -> Callable[..., Any]:
+    """Return the mistake of taking `less` steps, or of a ring that sends `whole_tensors`."""
 
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        member, k = inputs[0], len(inputs[0]["matrices"][0]["numbers"])
+        latency, of_tensor = member["latency"], member["nbytes"] / member["bandwidth"]
+        ring = 2 * (k - 1) * (latency + of_tensor / (1 if whole_tensors else k))
+        seconds: dict[int | None, float] = {None: ring}
+        for choice, matrix in enumerate(member["matrices"]):
+            steps, receivers = steps_and_receivers(matrix, member["tolerance"])
+            if steps:
+                seconds[choice] = max(1, steps - less) * (latency + receivers * of_tensor)
+        choice = min(seconds, key=lambda choice: seconds[choice])
+        return {"seconds": seconds[choice], "which": choice}
+
+    return mistake
+
+
+CHOICE_MISTAKES = {
+    "the time of one step less: round T up": fastest(less=1),
+    "the time of a ring all-reduce with messages of n bytes: each has n/K bytes": fastest(
+        whole_tensors=True
+    ),
+}
+ROWS_FOR_COLUMNS = (
+    "the time if you count row i, the ranks that rank i hears: count column i, the ranks that it "
+    "sends to"
+)
 
 # The checks ---------------------------------------------------------------------------------------
 
@@ -349,7 +420,7 @@ CHECKS = {
         program=run_links,
         draw=draw_links,
         variety=Variety(ranks=(1,), dtypes=("float64",), layouts=(), groups=False),
-        explain=explain_weights,
+        mistakes=WEIGHT_MISTAKES,
     ),
     "start_mixing": by_reference(
         "start_mixing",
@@ -358,7 +429,7 @@ CHECKS = {
         program=run_mixing,
         draw=draw_mixing,
         variety=Variety(ranks=RANKS, dtypes=BOTH),
-        explain=how_to_mix,
+        as_if=MIXING_AS_IF,
         allowed=ONE_MESSAGE_EACH,
         worth={"values": 2, "communication": 2},
     ),
@@ -369,7 +440,7 @@ CHECKS = {
         program=run_steps,
         draw=draw_steps,
         variety=Variety(ranks=RANKS, dtypes=BOTH),
-        explain=how_a_step_goes,
+        mistakes=STEP_MISTAKES,
         may_change=["values"],
         allowed=ONE_MESSAGE_EACH,
         worth={"values": 2, "communication": 2},
@@ -390,6 +461,7 @@ CHECKS = {
         program=run_choice,
         draw=draw_choice,
         variety=ALONE,
-        explain=what_takes_how_long,
+        mistakes=CHOICE_MISTAKES,
+        as_if={ROWS_FOR_COLUMNS: with_numbers(lambda matrix: matrix["numbers"].T)},
     ),
 }

@@ -177,19 +177,39 @@ def numbers_beside(layer: nn.Module, inputs: Any) -> int:
     return max(0, sum(size for size in memory.values() if size > 1) - sum(parts.values()))
 
 
-def what_a_column_sums(*_: Any) -> str:
-    return (
-        "The gradient of x is the sum over the ranks of dY_r A_r: sum only the gradient that comes "
-        "back through your layer. The gradient from other uses of x is already whole on every rank."
-    )
+def many_biases(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    extra = 0 if inputs[me]["bias"] is None else (len(inputs) - 1) * inputs[me]["bias"]
+    return {name: expected[me][name] + extra for name in ("output", "later output")}
 
 
-def what_a_row_adds(*_: Any) -> str:
-    return (
-        "Sum the outputs of the ranks, and then add the whole bias once. Do not sum dY in "
-        "backward, since it is equal on all ranks."
-    )
+def share_of_a_bias(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    right, before = expected[me]["gradient of bias"], float(inputs[me]["before"])
+    return None if right is None else {"gradient of bias": before + (right - before) / len(inputs)}
 
+
+COLUMN_MISTAKES = {
+    "this rank's term alone: dX is the sum over the ranks of dY_r A_r": (
+        lambda inputs, me, expected: {
+            "gradient of x": inputs[me]["dy"] @ expected[me]["weight"] + inputs[me]["dx"]
+        }
+    ),
+    "a sum that also contains the gradient from other uses of x, which every rank has in full: sum "
+    "only the gradient that comes back through your layer": lambda inputs, me, expected: {
+        "gradient of x": expected[me]["gradient of x"] + (len(inputs) - 1) * inputs[me]["dx"]
+    },
+}
+ROW_MISTAKES = {
+    "the output with the bias added once by each rank: add it after the sum": many_biases,
+    "K times the right gradient: do not sum dY in backward, since it is equal on all ranks": (
+        lambda inputs, me, expected: {
+            "gradient of x": len(inputs) * (expected[me]["gradient of x"] - inputs[me]["dx"])
+            + inputs[me]["dx"]
+        }
+    ),
+    "a K-th of the bias's gradient: add the whole bias after the sum, not a K-th of it before": (
+        share_of_a_bias
+    ),
+}
 
 # Task 3: a sharded optimizer ----------------------------------------------------------------------
 
@@ -288,6 +308,8 @@ def run_training(sharded_optimizer: Callable[..., Any], inputs: Any, case: Given
             param.grad = None if gradient is None else gradient.clone()
         step()
         weights.append([param.detach().clone() for param in params])
+        for optimizer in optimizers if inputs.get("forgets") else ():  # only for a mistake's value
+            optimizer.state.clear()
         for optimizer in optimizers if inputs["halved"] else ():
             for group in optimizer.param_groups:
                 group["lr"] /= 2
@@ -344,13 +366,6 @@ def with_sums(member: Any) -> Any:
     """Multiply the gradients by the number of ranks, so that their mean is the sum."""
     gradients = with_tensors(member["gradients"], lambda gradient: member["ranks"] * gradient)
     return {**member, "gradients": gradients}
-
-
-def how_the_optimizer_steps(*_: Any) -> str:
-    return (
-        "Every step uses the mean of the gradients over the ranks, with zeros for a gradient that "
-        "is None, and the same optimizer: make it once, so that it keeps its state."
-    )
 
 
 # Task 4: a pipeline schedule, executed on ranks ---------------------------------------------------
@@ -459,7 +474,7 @@ CHECKS = {
         program=run_layer,
         draw=draw_layer("dy"),
         variety=LAYERS,
-        explain=what_a_column_sums,
+        mistakes=COLUMN_MISTAKES,
         allowed=Allowed(
             hint="Send nothing in forward. In backward, sum the gradient of x once, and send "
             "nothing else."
@@ -473,7 +488,7 @@ CHECKS = {
         program=run_layer,
         draw=draw_layer("x", "dx"),
         variety=LAYERS,
-        explain=what_a_row_adds,
+        mistakes=ROW_MISTAKES,
         allowed=Allowed(
             hint="Sum the output once in each of the two forwards, and send nothing in backward."
         ),
@@ -490,9 +505,12 @@ CHECKS = {
             as_if={
                 "the weights of a step with the sum over the ranks, not the mean": lambda inputs: [
                     with_sums(member) for member in inputs
-                ]
+                ],
+                "the weights if every step makes a new optimizer: make it once, so that it keeps "
+                "its state": lambda inputs: [
+                    {**member, "forgets": True, "halved": False} for member in inputs
+                ],
             },
-            explain=how_the_optimizer_steps,
             same_bits=True,
             allowed=Allowed(
                 hint="In each step, call one reduce-scatter for all gradients, and one all-gather "

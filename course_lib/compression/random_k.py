@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from course_lib.collectives import Group, library_all_reduce, place_in
 from course_lib.compression.payload import (
     Compressor,
     Payload,
@@ -45,28 +44,6 @@ from course_lib.compression.payload import (
 RUN = 256
 """Elements that are drawn together, in tensors of `LONG` elements or more."""
 LONG = 1 << 16
-
-
-def random_k_mean(x: Tensor, k: int, seed: int, group: Group = None) -> Tensor:
-    """Return n/k times the mean of `x` over the ranks in k random places, else 0.
-
-    All ranks draw the same places from `seed`, so one all-reduce adds k values. They differ from
-    seed to seed, and every set of k places is equally likely: the result is right on average.
-
-    Args:
-        x: n numbers, with one shape and dtype on all ranks, which the result also has.
-        k: from 1 to n.
-        seed: the same on all ranks, below 2⁶³.
-        group: None for all ranks.
-
-    """
-    flat = x.detach().flatten()
-    drawn = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed))
-    places = drawn[:k].to(x.device)
-    values = flat[places]
-    library_all_reduce(values, group)
-    values *= len(flat) / k / place_in(group)[1]
-    return torch.zeros_like(flat).index_put_((places,), values).view(x.shape)
 
 
 class RandomK(Compressor):

@@ -1,4 +1,4 @@
 """What the grader hides; the hidden cases are drawn from the class's secret seed."""
 
 # Modules with the answers to this assignment: they cannot be imported while it is graded.
-MASKED = ("course_lib.compression",)
+MASKED = ("course_lib.collectives", "course_lib.compression")

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, passes
+from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
 
 # quantize ----------------------------------------------------------------------------------
 
@@ -147,10 +147,10 @@ with_feedback__a_class_edited = edits_of(
     Mutant("by_its_text", "expected", "default(key,", "default(str(key),"),
     Mutant("by_object", "last call with an equal key", "default(key,", "default(id(key),"),
     Mutant("by_its_hash", "many keys", "default(key,", "default(hash(key),"),
+    Mutant("one_for_all_keys", "all keys share one residual", "key, torch.zeros", "0, torch.zeros"),
     Mutant(
-        "one_for_all_keys", "For each key, keep the residual", "key, torch.zeros", "0, torch.zeros"
+        "of_x_alone", "a residual of x - C(x + e)", "e -= sent", "self.left[key] = x.float() - sent"
     ),
-    Mutant("of_x_alone", "keep x + e - C(x + e)", "e -= sent", "self.left[key] = x.float() - sent"),
     Mutant("in_the_dtype_of_x", "nearly right", "e -= sent", "e -= sent; e.copy_(e.to(x.dtype))"),
     Mutant("changes_x", "x after the call", "e += x", "e += x; x.copy_(e)"),
     Mutant("drops_nan", "expected", "e -= sent", "e -= sent; e.nan_to_num_()"),
@@ -230,7 +230,7 @@ compressed_all_reduce__messages_edited = edits_of(
     ),
     Mutant(
         "into_a_copy",
-        "Write the result into the tensor",
+        "write the result into it",
         "x.copy_(torch.cat(",
         "return (torch.cat(",
     ),
@@ -256,49 +256,125 @@ compressed_all_reduce__messages_edited = edits_of(
 )
 
 
-# random_k_mean -----------------------------------------------------------------------------
+# mean_rounded_once -------------------------------------------------------------------------
 
 
 @passes
-def random_k_mean__sample(x, k, seed, group=None):
-    import random
+def mean_rounded_once__equal_pieces(x, group=None):
+    n, k = x.numel(), dist.get_world_size(group)
+    piece = -(-n // k)
+    outgoing = torch.zeros(k * piece, dtype=x.dtype)
+    outgoing[:n] = x.detach().flatten()
+    incoming = torch.empty_like(outgoing)
+    dist.all_to_all_single(incoming, outgoing, group=group)
+    mean = (incoming.view(k, piece).float().sum(0) / k).to(x.dtype)
+    gathered = [torch.empty_like(mean) for _ in range(k)]
+    dist.all_gather(gathered, mean, group=group)
+    x.copy_(torch.cat(gathered)[:n].view(x.shape))
 
-    n, size = x.numel(), dist.get_world_size(group)
-    places = random.Random(seed).sample(range(n), k)
-    flat = x.detach().reshape(-1)
-    values = flat[places].clone()
-    dist.all_reduce(values, group=group)
-    result = torch.zeros(n, dtype=x.dtype)
-    result[places] = values * (n / k / size)
-    return result.view(x.shape)
 
-
-random_k_mean__sample_edited = edits_of(
-    random_k_mean__sample,
-    Mutant("own_seed", "draws other places than rank", "(seed)", "(seed + dist.get_rank())"),
+mean_rounded_once__equal_pieces_edited = edits_of(
+    mean_rounded_once__equal_pieces,
     Mutant(
-        "global_generator",
-        "draws or seeds random numbers of the torch generator",
-        "places =",
-        "torch.manual_seed(seed); places =",
+        "sum_in_bf16",
+        "add in float32",
+        "incoming.view(k, piece).float().sum(0)",
+        "sum(incoming.view(k, piece))",
     ),
+    Mutant("rounds_before_it_divides", "divide before you round", ".float().sum(0)", ".sum(0)"),
     Mutant(
-        "with_repetition", "Draw k different places", "sample(range(n), k", "choices(range(n), k=k"
+        "divides_first",
+        "divide the sum",
+        "x.detach().flatten()",
+        "x.detach().flatten() / k",
+        also=((".sum(0) / k", ".sum(0)"),),
     ),
-    Mutant("unscaled", "multiply it by n/k, so that", "n / k / size", "1 / size"),
-    Mutant("plain_sum", "the sum over the ranks", "values * (n / k / size)", "values"),
+    Mutant("the_sum", "the sum: divide it by K", ".sum(0) / k", ".sum(0)"),
+    Mutant("world_size", "in two groups", ".sum(0) / k", ".sum(0) / dist.get_world_size()"),
+    Mutant("into_a_copy", "write the result into it", "x.copy_", "x.clone().copy_"),
+    Mutant("float32_travels", "two bytes for each number", "dtype=x.dtype", "dtype=torch.float32"),
     Mutant(
-        "float64",
-        "call all_reduce once, with k numbers",
-        "flat[places].clone()",
-        "flat[places].double()",
-        also=(("values * (n / k / size)", "(values * (n / k / size)).to(x.dtype)"),),
+        "cuts_bits_off",
+        "expected",
+        "/ k).to(x.dtype)",
+        "/ k).view(torch.int16)[1::2].clone().view(x.dtype)",
     ),
-    Mutant("seed_of_16_bits", "draw the same places", "(seed)", "(seed % 65536)"),
+    Mutant("drops_inf", "an inf or a NaN", ".float()", ".float().nan_to_num(0, 0, 0)"),
     Mutant(
-        "first_place_always",
-        "All sets of k places must be equally likely",
-        "random.Random(seed).sample(range(n), k)",
-        "[0, *random.Random(seed).sample(range(1, n), k - 1)]",
+        "sum_of_the_first_call",
+        "of the second call",
+        "outgoing[:n] = x.detach().flatten()",
+        "outgoing[:n] = globals().setdefault((dist.get_rank(), n), x.detach().flatten().clone())",
     ),
 )
+
+
+@passes
+def mean_rounded_once__messages(x, group=None):
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+    shards = [shard.clone() for shard in x.detach().flatten().tensor_split(k)]
+
+    def swap(outgoing, incoming):
+        for step in range(1, k):
+            to, source = (rank + step) % k, (rank - step) % k
+            handle = dist.isend(outgoing[to], group=group, group_dst=to)
+            dist.irecv(incoming[source], group=group, group_src=source).wait()
+            handle.wait()
+
+    parts = [torch.empty_like(shards[rank]) for _ in range(k)]
+    parts[rank] = shards[rank]
+    swap(shards, parts)
+    total = parts[0].double()
+    for part in parts[1:]:
+        total += part
+    shards[rank] = (total * (1 / k)).float().bfloat16()
+    swap([shards[rank]] * k, shards)
+    x.copy_(torch.cat(shards).view(x.shape))
+
+
+@passes
+def mean_rounded_once__uneven_pieces(x, group=None):
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+    flat = x.detach().flatten()
+    sizes = [len(shard) for shard in flat.tensor_split(k)]
+    own_sizes = [sizes[rank]] * k
+    parts, means = flat.new_empty(sum(own_sizes)), torch.empty_like(flat)
+    dist.all_to_all_single(parts, flat, own_sizes, sizes, group=group)
+    mean = parts.view(k, -1).to(torch.float32).mean(0).to(x.dtype) if sizes[rank] else parts
+    dist.all_to_all_single(means, mean.repeat(k), sizes, own_sizes, group=group)
+    x.copy_(means.view(x.shape))
+
+
+@passes
+def mean_rounded_once__owner_by_owner(x, group=None):
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+    shards = [shard.clone() for shard in x.detach().flatten().tensor_split(k)]
+    for owner, shard in enumerate(shards):
+        parts = [torch.empty_like(shard) for _ in range(k)] if rank == owner else None
+        dist.gather(shard, parts, group=group, group_dst=owner)
+        if rank == owner:
+            shard.copy_(torch.stack(parts).float().sum(0).div(k))
+        dist.broadcast(shard, group=group, group_src=owner)
+    x.copy_(torch.cat(shards).view(x.shape))
+
+
+@fails("a ring's sum in bfloat16")
+def mean_rounded_once__ring(x, group=None):
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+    shards = [shard.clone() for shard in x.detach().flatten().tensor_split(k)]
+    for step in range(2 * (k - 1)):
+        out, into = shards[(rank - step - 1) % k], shards[(rank - step - 2) % k]
+        handle = dist.isend(out, group=group, group_dst=(rank + 1) % k)
+        received = torch.empty_like(into)
+        dist.recv(received, group=group, group_src=(rank - 1) % k)
+        handle.wait()
+        into.copy_(into + received if step < k - 1 else received)
+    x.copy_((torch.cat(shards) / k).view(x.shape))
+
+
+@fails("as in a ring")
+def mean_rounded_once__everything_to_everybody(x, group=None):
+    k, x_flat = dist.get_world_size(group), x.detach().contiguous()
+    gathered = [torch.empty_like(x_flat) for _ in range(k)]
+    dist.all_gather(gathered, x_flat, group=group)
+    x.copy_(torch.stack(gathered).float().sum(0) / k)

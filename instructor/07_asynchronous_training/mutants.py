@@ -26,14 +26,14 @@ staleness__counting_up_edited = edits_of(
     Mutant("counts_its_own_push", "a gradient's own push", "(age[worker])", "(age[worker] + 1)"),
     Mutant(
         "since_its_last_push",
-        "this worker's last pull and its push",
+        "if each worker pulls right after its push",
         "age[worker] = 0",
         "age.setdefault(worker, 0)",
         also=(("ages.append(age[worker])", "ages.append(age[worker]); age[worker] = -1"),),
     ),
     Mutant(
         "one_per_event",
-        "Staleness is the number of updates",
+        "was not asked for",
         "[worker] = 0",
         "[worker] = 0; ages.append(0)",
     ),
@@ -45,7 +45,7 @@ staleness__counting_up_edited = edits_of(
     ),
     Mutant(
         "leaves_out_its_own",
-        "if it pushes twice before it pulls again",
+        "the number of pushes by other workers",
         "age[other] += 1",
         "age[other] += other != worker",
     ),
@@ -146,12 +146,12 @@ work__vector_functions_edited = edits_of(
     work__vector_functions,
     Mutant(
         "own_weights",
-        "receives the server's weights",
+        "this worker's own first weights",
         "torch.nn.utils.vector_to_parameters(incoming.clone(), params)",
         "",
     ),
-    Mutant("adds_up", "clears .grad", "p.grad = None", "pass"),
-    Mutant("pushes_weights", "pushes the gradient, not weights", "grad.", "detach()."),
+    Mutant("adds_up", "if a gradient is added to older ones", "p.grad = None", "pass"),
+    Mutant("pushes_weights", "if the workers push weights: push gradients", "grad.", "detach()."),
     Mutant(
         "server_is_rank_0",
         "the server is rank",
@@ -211,7 +211,7 @@ backup_server__by_sets_edited = edits_of(
     backup_server__by_sets,
     Mutant(
         "keeps_references",
-        "because its owner overwrites it",
+        "that their owners have overwritten",
         "[g.clone() for g in gradients]",
         "list(gradients)",
     ),
@@ -227,7 +227,7 @@ backup_server__by_sets_edited = edits_of(
     ),
     Mutant(
         "in_every_push",
-        "stay as they are until the N-th",
+        "a part of the step in every push",
         "arrived.append([g.clone() for g in gradients])",
         "arrived.append([g.clone() for g in gradients]); "
         "[w.sub_(g, alpha=lr / wait_for) for w, g in zip(weights, arrived[-1], strict=True)]",

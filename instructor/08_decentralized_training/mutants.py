@@ -31,22 +31,22 @@ metropolis_weights__by_sets_edited = edits_of(
     metropolis_weights__by_sets,
     Mutant(
         "own_neighbours_only",
-        "The weight of a link is",
+        "with the row's own d",
         "max(len(neighbours[i]), len(neighbours[j])",
         "len(neighbours[i]",
     ),
-    Mutant("without_the_one", "the larger number of neighbours", "1 / (1 +", "1 / ("),
+    Mutant("without_the_one", "weights of 1/d", "1 / (1 +", "1 / ("),
     Mutant(
         "nothing_for_oneself",
-        "A rank's own share is 1 minus",
+        "the weights of the links alone",
         "weights[i, i] = 1 - weights[i].sum()",
         "pass",
     ),
-    Mutant("one_direction", "The weight of a link is", "neighbours[j].add(i)", "pass"),
-    Mutant("two_hops", "are not linked", "return weights", "return weights @ weights"),
+    Mutant("one_direction", "W[", "neighbours[j].add(i)", "pass"),
+    Mutant("two_hops", "W[", "return weights", "return weights @ weights"),
     Mutant(
         "counts_a_link_twice",
-        "The weight of a link is",
+        "links that are listed twice",
         "[set() for _",
         "[[] for _",
         also=((".add(", ".append("),),
@@ -86,15 +86,15 @@ def start_mixing__receives_first(tensor, weights, group=None):
 
 start_mixing__receives_first_edited = edits_of(
     start_mixing__receives_first,
-    Mutant("takes_the_column", "Rank i needs row i", "rank, k =", "weights = weights.T; rank, k ="),
+    Mutant("takes_the_column", "rank i needs row i", "rank, k =", "weights = weights.T; rank, k ="),
     Mutant("believes_in_symmetry", "waits in recv", "weights[j, rank", "weights[rank, j", VIRTUAL),
     Mutant(
         "own_tensor_at_weight_1",
-        "the weight of its own tensor is W[i, i]",
+        "its weight is W[i, i]",
         "float(weights[rank, rank]) * data",
         "data",
     ),
-    Mutant("tiny_is_nothing", "nothing of the other ranks is in it", "> 0", "> 1e-6"),
+    Mutant("tiny_is_nothing", "without ranks of tiny weight", "> 0", "> 1e-6"),
     Mutant(
         "buffers_for_all_calls",
         "buffer of recv",
@@ -192,7 +192,7 @@ decentralized_step__flat_edited = edits_of(
     ),
     Mutant(
         "gradient_at_the_mixed_weights",
-        "compute g at the weights before mixing",
+        "compute it at the weights before mixing",
         "with torch.no_grad():",
         """
         for p, piece in zip(params, new.split([p.numel() for p in params]), strict=True):
@@ -203,7 +203,7 @@ decentralized_step__flat_edited = edits_of(
         """,
         also=(("loss().backward()", "pass"),),
     ),
-    Mutant("adds_to_old_gradients", "Clear .grad", "p.grad = None", "pass"),
+    Mutant("adds_to_old_gradients", "clear .grad before backward", "p.grad = None", "pass"),
     Mutant("calls_the_loss_twice", "calls of loss()", "loss().", "float(loss()); loss()."),
     Mutant(
         "leaves_out_the_unused", "expected", "shape))", "shape)) if p.grad is not None else None"
@@ -313,11 +313,11 @@ choose_graph__all_times_edited = edits_of(
     choose_graph__all_times,
     Mutant(
         "whole_tensors_in_the_ring",
-        "ring all-reduce has n/K bytes",
+        "each has n/K",
         "/ k / bandwidth",
         "/ bandwidth",
     ),
-    Mutant("rows_for_columns", "count column i, not row i", "[:, j] !", "[j] !"),
+    Mutant("rows_for_columns", "the ranks that rank i hears: count column i", "[:, j] !", "[j] !"),
     Mutant("a_step_less", "round T up", "steps * (lat", "max(1, steps - 1) * (lat"),
     Mutant("below_the_tolerance", "equals the tolerance", "**steps >", "**steps >="),
     Mutant("no_step_at_all", "✗ any mean will do", "steps = 1", "steps = 0"),

@@ -37,12 +37,7 @@ def column_parallel__by_hook(linear, group=None):
 
 column_parallel__by_hook_edited = edits_of(
     column_parallel__by_hook,
-    Mutant(
-        "gradient_is_not_summed",
-        "sum over the ranks of dY_r A_r",
-        "x.register_hook(add_up)",
-        "pass",
-    ),
+    Mutant("gradient_is_not_summed", "this rank's term alone", "x.register_hook(add_up)", "pass"),
     Mutant("rank_of_the_world", "in two groups", ".get_rank(group)", ".get_rank()"),
     Mutant("a_view", "shares memory with weight", "(weight.clone())", "(weight)"),
     Mutant(
@@ -66,7 +61,7 @@ column_parallel__by_hook_edited = edits_of(
     Mutant(
         "skips_zeros", "waits in all_reduce", "dist.all_reduce(", "grad.any() and dist.all_reduce("
     ),
-    Mutant("hook_on_x_itself", "The gradient from other uses of x", "x = x.view_as(x)", "pass"),
+    Mutant("hook_on_x_itself", "gradient from other uses of x", "x = x.view_as(x)", "pass"),
 )
 
 
@@ -97,14 +92,14 @@ row_parallel__the_output_where_it_is_edited = edits_of(
     row_parallel__the_output_where_it_is,
     Mutant(
         "bias_in_the_product",
-        "then add the whole bias once",
+        "the bias added once by each rank",
         "(x @ self.weight.mT)",
         "F.linear(x, self.weight, self.bias)",
         also=(AFTER,),
     ),
     Mutant(
         "a_share_of_the_bias",
-        "then add the whole bias once",
+        "a K-th of the bias's gradient",
         "x @ self.weight.mT",
         "x @ self.weight.mT + (0 if self.bias is None else self.bias / dist.get_world_size(group))",
         also=(AFTER,),
@@ -118,7 +113,7 @@ row_parallel__the_output_where_it_is_edited = edits_of(
     ),
     Mutant(
         "dist_nn",
-        "Do not sum dY in backward",
+        "K times the right gradient",
         "dist.all_reduce(y.data, group=group)",
         """
         import torch.distributed.nn as dnn
@@ -207,7 +202,7 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
     ),
     Mutant(
         "optimizer_anew",
-        "make it once, so that it keeps its state",
+        "if every step makes a new optimizer",
         "optimizer.step()",
         "make_optimizer([own_chunk]).step()",
         also=(("optimizer = make_optimizer([own_chunk])", ""),),

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.compression import (
@@ -21,10 +20,8 @@ from course_lib.compression import (
     Uniform8Bit,
 )
 from course_lib.compression.error_feedback import with_feedback
-from course_lib.compression.random_k import random_k_mean
 from course_lib.compression.top_k import SAMPLE, encode_top_k, largest
 from course_lib.compression.uniform_8bit import dequantize, quantize
-from course_lib.ranks import Ranks
 from tests.helpers.compressors import EVERY, PLAIN, UNBIASED
 
 SHAPES = [(0,), (1,), (7,), (64,), (65,), (1001,), (3, 5), (2, 3, 4), (0, 3), (), (70_001,)]
@@ -291,31 +288,3 @@ def test_with_feedback_is_error_feedback_in_every_step(dtype: torch.dtype) -> No
             again = senders[1](x, float(key) if key == 1 else key)
             assert torch.equal(again, expected)
             x.fill_(7), sent.fill_(9)
-
-
-def means_on_a_rank() -> list[list[Tensor]]:
-    rank, k = dist.get_rank(), dist.get_world_size()
-    pairs = [dist.new_group([r for r in range(k) if r % 2 == half]) for half in range(min(k, 2))]
-    drawn = []
-    for group in (None, pairs[rank % 2]):
-        state = torch.get_rng_state()
-        x = numbers(rank, (3, 4), torch.float64)
-        drawn.append([random_k_mean(x, 5, seed, group) for seed in (*range(300), 0)])
-        assert torch.equal(state, torch.get_rng_state())
-    return drawn
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_random_k_mean_is_n_over_k_times_the_mean_in_equal_places(k: int) -> None:
-    with Ranks(k, on="simulated") as ranks:
-        results = ranks.run(means_on_a_rank)
-    for rank in range(k):
-        for everyone, drawn in zip((range(k), range(rank % 2, k, 2)), results[rank], strict=True):
-            mean = torch.stack([numbers(r, (3, 4), torch.float64) for r in everyone]).mean(0)
-            for got, first in zip(drawn, results[0][0], strict=True):
-                places = first != 0
-                assert int(places.sum()) == 5
-                torch.testing.assert_close(got, torch.where(places, mean * 12 / 5, 0))
-            assert torch.equal(drawn[0], drawn[-1])
-    often = torch.stack([result != 0 for result in results[0][0]]).double().mean(0)
-    assert (often - 5 / 12).abs().max() < 5 * math.sqrt(5 / 12 * 7 / 12 / 300)
