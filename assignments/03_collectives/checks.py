@@ -1,8 +1,8 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
 A check has a reference in `course_lib`, a program that calls a function on a rank, and a draw that
-makes a case from a seed. No sum of the drawn numbers is rounded, so every answer must be exact. A
-program gets only its rank's input.
+makes a case from a seed. No sum of the drawn numbers is rounded, so every answer must be exact. In
+task 4 they are rounded, because it is about the rounding. A program gets only its rank's input.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checking import NETWORK, Allowed, Case, Draw, Given, Variety, by_reference
+from course_lib.checking import Allowed, Case, Draw, Given, Variety, Wrong, by_reference
+from course_lib.checking.answers import sees
 from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.ranks import Network
+from course_lib.ranks.explain.words import counted
 
 from .hints import parts_of_chunks, places_of_chunks, which_chunk
 
@@ -23,7 +25,7 @@ DTYPES = ("float32", "float64", "bfloat16", "int64")
 RANKS = (2, 3, 4, 3, 5, 1, 6, 7)
 VARIETY = Variety(ranks=RANKS, dtypes=DTYPES)
 
-# Tasks 2 and 4: a tensor on every rank, and its sum -----------------------------------------------
+# Tasks 1 and 3: a tensor on every rank, and its sum -----------------------------------------------
 
 
 def draw_tensors(d: Draw) -> list[Any]:
@@ -117,44 +119,7 @@ SUM_MISTAKES = {
     "the mean, but the task asks for the sum": mean,
 }
 
-# Task 1: along a tree -----------------------------------------------------------------------------
-
-
-def draw_source(d: Draw) -> list[Any]:
-    """Draw a tensor for every rank, and the source of each group, a rank of the whole world."""
-    place = d.one_of(0, 1, 2, -1)
-    sources = [members[place % len(members)] for members in map(d.members, d.ranks)]
-    pairs = zip(draw_tensors(d), sources, strict=True)
-    return [{**rank_inputs, "src": src} for rank_inputs, src in pairs]
-
-
-def run_broadcast(tree_broadcast: Callable[..., Any], inputs: Any, case: Given) -> Any:
-    call = in_place(lambda tensor: tree_broadcast(tensor, inputs["src"], group=case.group))
-    return called("tensor", inputs, call)
-
-
-def broadcast_network(d: Draw, inputs: Sequence[Any]) -> Network:
-    """Draw a network; on the second one each message that a rank sends costs time."""
-    network: Network = d.one_of(NETWORK, Network(1e-6, 1e6))
-    return network
-
-
-def held_by(number: Callable[[Sequence[Any], int], int]) -> Callable[..., Any]:
-    """Return the mistake that gives a member the tensor of another member."""
-    return lambda inputs, me, expected: {"tensor": inputs[number(inputs, me)]["tensor"]}
-
-
-SOURCE_MISTAKES = {
-    "the tensor as it was before the call: this rank received nothing, or it acted as the source, "
-    "or only a copy of its tensor was written": held_by(lambda inputs, me: me),
-    "the tensor of the group's first rank, but src is a different rank": held_by(lambda *_: 0),
-    "the tensor of number src in the group, but src is a rank of the whole world": held_by(
-        lambda inputs, me: inputs[me]["src"] % len(inputs)
-    ),
-}
-
-
-# Task 3: a chunk on every rank --------------------------------------------------------------------
+# Task 2: a chunk on every rank --------------------------------------------------------------------
 
 
 def draw_chunks(d: Draw) -> list[Any]:
@@ -179,6 +144,62 @@ def run_all_gather(ring_all_gather: Callable[..., Any], inputs: Any, case: Given
         return ring_all_gather(chunk, inputs["length"], group=case.group)
 
     return called("vector", inputs, call, key="chunk")
+
+
+# Task 4: the same bits for every K ----------------------------------------------------------------
+
+
+def draw_parts(d: Draw) -> list[Any]:
+    """Draw the parts of every rank: M/K of them, an odd number times a power of two."""
+    k, count = d.world_size, d.one_of(1, 2, 3, 4, 6)
+    two_groups = k > 2 and d.maybe("in two groups")
+    shape = d.one_of((50,), (6, 10), (3, 4, 5))
+    shape = d.maybe("a part is one number", (), d.maybe("no numbers", (0,), shape, one_in=6), 6)
+    d.say(f"{count} on each" if count > 1 else "one part on each")
+    inner = range(k // 4, k // 4 + k // 2)
+    outer = [rank for rank in d.ranks if rank not in inner]
+    groups = [outer, list(inner)] if two_groups else [list(d.ranks)]
+    parts = [d.randn(count, *shape) for _ in d.ranks]
+    members = [next(group for group in groups if rank in group) for rank in d.ranks]
+    return [
+        {"parts": parts[rank], "all parts": torch.cat([parts[r] for r in group]), "groups": groups}
+        for rank, group in enumerate(members)
+    ]
+
+
+def run_one_order(sum_in_one_order: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Add up the parts of this rank's group: as its member, and all of them as a single rank."""
+    groups = inputs["groups"]
+    group = case.group_among(groups) if len(groups) > 1 else None
+    alone = case.group_among([[rank] for members in groups for rank in members])
+    total = sum_in_one_order(inputs["parts"], group=group)
+    return {"sum": total, "sum on one rank": sum_in_one_order(inputs["all parts"], group=alone)}
+
+
+def form_of_sums(case: Case, inputs: Sequence[Any], rank: int) -> Any:
+    part = inputs[rank]["parts"][0]
+    return {"sum": part, "sum on one rank": part}
+
+
+@sees(form_of_sums)
+def expect_one_order(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
+    """Judge that both sums are right up to rounding, and that they have the same bits."""
+    for rank, (rank_input, value) in enumerate(zip(inputs, values, strict=True)):
+        parts = rank_input["all parts"]
+        m, exact = len(parts), parts.double().sum(0)
+        rounded = m * torch.finfo(parts.dtype).eps * parts.double().abs().sum(0)
+        for name, total in value.items():
+            if not ((total.double() - exact).abs() <= rounded).all():
+                message = f"rank {rank}: {name} is not the sum of the {counted(m, 'part')}"
+                raise Wrong(f"{message} of its group, not even up to rounding")
+        apart = value["sum"] != value["sum on one rank"]
+        if apart.any():
+            raise Wrong(
+                f"rank {rank}: {int(apart.sum())} of {counted(apart.numel(), 'number')} of the sum "
+                f"have other bits than your own sum of the same {counted(m, 'part')} on one rank",
+                "Draw the tree in which each of them adds the parts. It must be one tree: what "
+                "happens inside a rank and what happens between ranks are levels of it.",
+            )
 
 
 # Task 5: two levels -------------------------------------------------------------------------------
@@ -234,7 +255,7 @@ LEVEL_MISTAKES = {
 
 
 def drawn_ring(generator: torch.Generator) -> tuple[Case, list[Any]]:
-    """Draw a case of task 4 for one student: ranks, numbers and a network."""
+    """Draw a case of task 3 for one student: ranks, numbers and a network."""
     k, n = one_of(generator, 3, 4, 5), one_of(generator, *range(51, 400))
     network, description = drawn_network(generator)
     name = f"{k} ranks, {n} numbers of 4 bytes on each.\n{description}."
@@ -244,25 +265,6 @@ def drawn_ring(generator: torch.Generator) -> tuple[Case, list[Any]]:
 
 
 CHECKS = {
-    "tree_broadcast": by_reference(
-        "tree_broadcast",
-        seeds=(2, 11, 15, 27, 28, 44, 46, 49, 51, 54, 59),
-        reference="course_lib.collectives:tree_broadcast",
-        program=run_broadcast,
-        draw=draw_source,
-        variety=Variety(ranks=(2, 3, 4, 7, 5, 1, 6, 7), dtypes=DTYPES),
-        mistakes=SOURCE_MISTAKES,
-        may_change=["tensor", "again"],
-        exact=True,
-        allowed=Allowed(
-            roles=True,
-            time=1.25,
-            hint="Let every rank that has the tensor pass it on, all at the same time: then no "
-            "rank sends more than ceil(log2 K) times, and nobody receives twice.",
-        ),
-        network=broadcast_network,
-        worth={"values": 2, "communication": 1},
-    ),
     "ring_reduce_scatter": by_reference(
         "ring_reduce_scatter",
         seeds=(2, 5, 11, 26, 33, 38, 39, 44, 49),
@@ -300,6 +302,22 @@ CHECKS = {
         exact=True,
         allowed=in_a_ring(2),
         worth={"values": 2, "communication": 2},
+    ),
+    "sum_in_one_order": by_reference(
+        "sum_in_one_order",
+        seeds=(3, 4, 7, 8, 11, 13, 15, 20, 22),
+        reference="course_lib.collectives:sum_in_one_order",
+        program=run_one_order,
+        draw=draw_parts,
+        variety=Variety(ranks=(4, 2, 8, 4, 8, 1), dtypes=DTYPES[:3], groups=False),
+        judge=expect_one_order,
+        allowed=Allowed(
+            roles=True,
+            time=1.02,
+            hint="In each of log2(K) rounds, two ranks swap what they have: one tensor of the size "
+            "of a part, in its dtype, sent and received at the same time.",
+        ),
+        worth={"values": 2, "communication": 1},
     ),
     "two_level_all_reduce": by_reference(
         "two_level_all_reduce",

@@ -63,7 +63,8 @@ def sum_in_one_order(parts: Tensor, group: Group = None) -> Tensor:
     if world_size & (world_size - 1):
         raise ValueError(f"{world_size} ranks: the number of ranks must be a power of two")
     odd = len(parts) // (len(parts) & -len(parts))  # parts in a block of the lowest level
-    blocks: tuple[Tensor, ...] = parts.detach().reshape(-1, odd, *parts.shape[1:]).unbind(1)
+    shape = (len(parts) // odd, odd, *parts.shape[1:])
+    blocks: tuple[Tensor, ...] = parts.detach().reshape(shape).unbind(1)
     sums = blocks[0].clone(memory_format=torch.contiguous_format)
     for block in blocks[1:]:
         sums += block

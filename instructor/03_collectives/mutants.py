@@ -9,66 +9,6 @@ import torch.distributed as dist
 
 from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
 
-# tree_broadcast ----------------------------------------------------------------------------
-
-
-@passes
-def tree_broadcast__doubling(tensor, src, group=None):
-    rank, k = dist.get_rank(group), dist.get_world_size(group)
-    root = dist.get_process_group_ranks(group).index(src)
-    place = (rank - root) % k
-    data = tensor.contiguous()
-    width = 1
-    while width < k:
-        if place < width and place + width < k:
-            dist.send(data, group=group, group_dst=(rank + width) % k)
-        elif width <= place < 2 * width:
-            dist.recv(data, group=group, group_src=(rank - width) % k)
-        width *= 2
-    tensor.copy_(data)
-
-
-tree_broadcast__doubling_edited = edits_of(
-    tree_broadcast__doubling,
-    Mutant("into_a_copy", "does not reach the tensor", "copy_(data", "contiguous().copy_(data"),
-    Mutant("never_received", "memory of torch.empty", "contiguous()", "new_empty(tensor.shape)"),
-    Mutant(
-        "takes_src_for_a_number_in_the_group",
-        "but src is a rank of the whole world",
-        "dist.get_process_group_ranks(group).index(src)",
-        "src",
-    ),
-    Mutant("only_matrices", "contiguous", "()", "() if tensor.dim() > 1 else tensor", VIRTUAL),
-    Mutant("from_whoever_sends", None, "group=group, group_src=(rank - width) % k", "group=group"),
-)
-
-
-@fails("Let every rank that has the tensor pass it on")
-def tree_broadcast__root_sends_to_all(tensor, src, group=None):
-    members = dist.get_process_group_ranks(group)
-    data = tensor.contiguous()
-    if dist.get_rank() == src:
-        for rank in members:
-            if rank != src:
-                dist.send(data, rank, group=group)
-    else:
-        dist.recv(data, src, group=group)
-    tensor.copy_(data)
-
-
-@fails("hidden case", ("simulated",))
-def tree_broadcast__binary_tree(tensor, src, group=None):
-    rank, k = dist.get_rank(group), dist.get_world_size(group)
-    root = dist.get_process_group_ranks(group).index(src)
-    place, data = (rank - root) % k, tensor.contiguous()
-    if place:
-        dist.recv(data, group=group, group_src=((place - 1) // 2 + root) % k)
-    for child in (2 * place + 1, 2 * place + 2):
-        if child < k:
-            dist.send(data, group=group, group_dst=(child + root) % k)
-    tensor.copy_(data)
-
-
 # ring_reduce_scatter -----------------------------------------------------------------------
 
 
@@ -247,6 +187,187 @@ def ring_all_reduce__by_reduce_scatter_of_the_library(tensor, group=None):
     copies = [torch.empty_like(tensor.contiguous()) for _ in range(k)]
     dist.all_gather(copies, tensor.contiguous(), group=group)
     tensor.copy_(sum(copies))
+
+
+# sum_in_one_order --------------------------------------------------------------------------
+
+
+@passes
+def sum_in_one_order__in_a_loop(parts, group=None):
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+    sums = [part.contiguous().clone() for part in parts]
+    odd = len(sums)
+    while odd % 2 == 0:
+        odd //= 2
+    blocks = [sums[first : first + odd] for first in range(0, len(sums), odd)]
+    sums = [sum(block[1:], block[0]) for block in blocks]
+    while len(sums) > 1:
+        sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+    total, distance = sums[0], 1
+    while distance < k:
+        peer = rank ^ distance
+        incoming = torch.empty_like(total)
+        sending = dist.isend(total, group=group, group_dst=peer)
+        receiving = dist.irecv(incoming, group=group, group_src=peer)
+        sending.wait()
+        receiving.wait()
+        total = total + incoming
+        distance *= 2
+    return total
+
+
+@passes
+def sum_in_one_order__recursive(parts, group=None):
+    def tree(some):
+        if len(some) % 2:
+            return torch.stack(tuple(some)).double().sum(0).to(some.dtype)
+        half = len(some) // 2
+        return tree(some[:half]) + tree(some[half:])
+
+    members = dist.get_process_group_ranks(group)
+    place, total, size = members.index(dist.get_rank()), tree(parts).contiguous(), 1
+    while size < len(members):
+        peer, incoming = members[place ^ (2 * size - 1)], torch.empty_like(total)
+        swap = [dist.P2POp(dist.irecv, incoming, peer), dist.P2POp(dist.isend, total, peer)]
+        for handle in dist.batch_isend_irecv(swap):
+            handle.wait()
+        total, size = incoming + total, 2 * size
+    return total
+
+
+sum_in_one_order__in_a_loop_edited = edits_of(
+    sum_in_one_order__in_a_loop,
+    Mutant("last_one_first", None, "sum(block[1:], block[0])", "sum(block[-2::-1], block[-1])"),
+    Mutant(
+        "with_the_mirror",
+        None,
+        "peer = rank ^ distance",
+        "peer = rank ^ (2 * distance - 1)",
+    ),
+    Mutant("one_after_the_other", "other bits", "odd % 2 == 0", "False"),
+    Mutant("halves", "other bits", "sums[::2], sums[1::2]", "*torch.stack(sums).chunk(2)"),
+    Mutant(
+        "farthest_rank_first",
+        "other bits",
+        "peer = rank ^ distance",
+        "peer = rank ^ (k // 2 // distance)",
+    ),
+    Mutant(
+        "carries_the_odd_one",
+        "other bits",
+        "odd = len(sums)",
+        """
+        odd = 1
+        while len(sums) > 1:
+            last = sums[len(sums) // 2 * 2 :]
+            sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=False)] + last
+        """,
+    ),
+    Mutant(
+        "sum_of_the_library",
+        "other bits",
+        "total, distance = sums[0]",
+        "total, distance = parts.sum(0).contiguous()",
+    ),
+    Mutant(
+        "in_float64",
+        "expected at most",
+        "sums = [part.contiguous().clone()",
+        "sums = [part.double().contiguous().clone()",
+        also=(("return total", "return total.to(parts.dtype)"),),
+    ),
+    Mutant("returns_float32", "has dtype", "return total", "return total.float()"),
+    Mutant("alone", "not even up to rounding", "while distance < k", "while False"),
+    Mutant(
+        "adds_into_parts",
+        "changes parts",
+        "[part.contiguous().clone() for part in parts]",
+        "list(parts)",
+        also=(("return total", "parts[0] = total; return total"),),
+    ),
+    Mutant(
+        "returns_its_part",
+        "shares memory",
+        ".contiguous().clone()",
+        ".contiguous()",
+    ),
+    Mutant("whole_world", "in two groups", "(group)", "()", also=(("=group", "=None"),)),
+    Mutant(
+        "as_it_lies",
+        "contiguous",
+        ".contiguous().clone()",
+        ".detach()",
+        VIRTUAL,
+    ),
+    Mutant(
+        "one_number_more",
+        "expected at most",
+        "dist.isend(total",
+        "dist.isend(torch.cat([total.flatten(), total.new_zeros(1)])",
+        also=(
+            ("torch.empty_like(total)", "total.new_empty(total.numel() + 1)"),
+            ("total + incoming", "total + incoming[:-1].view_as(total)"),
+        ),
+    ),
+    Mutant(
+        "in_turns",
+        "sent and received at the same time",
+        "sending =",
+        "rank & distance and dist.recv(incoming, group=group, group_src=peer); sending =",
+        VIRTUAL,
+        also=(("receiving =", "receiving = sending if rank & distance else"),),
+    ),
+    Mutant(
+        "one_result_for_all_calls",
+        "call",
+        "return total",
+        """
+        kept = globals().setdefault("_sums", {})
+        return kept.setdefault((total.shape, total.dtype), torch.empty_like(total)).copy_(total)
+        """,
+    ),
+)
+
+
+@fails("other bits")
+def sum_in_one_order__accumulate_then_ring(parts, group=None):
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+    total = sum(part.clone() for part in parts).contiguous()
+    chunks = total.flatten().tensor_split(k)
+    for step in range(2 * (k - 1)):
+        outgoing, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
+        incoming = torch.empty_like(got)
+        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % k)
+        receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k)
+        sending.wait()
+        receiving.wait()
+        got.copy_(got + incoming if step < k - 1 else incoming)
+    return total
+
+
+@fails("expected at most")
+def sum_in_one_order__gathers_all_parts(parts, group=None):
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+    own = parts.contiguous()
+    blocks = [own.clone() if r == rank else torch.empty_like(own) for r in range(k)]
+    for step in range(1, k):
+        sending = dist.isend(own, group=group, group_dst=(rank + step) % k)
+        receiving = dist.irecv(blocks[rank - step], group=group, group_src=(rank - step) % k)
+        sending.wait()
+        receiving.wait()
+    return sum(part.clone() for block in blocks for part in block)
+
+
+sum_in_one_order__gathers_all_parts_edited = edits_of(
+    sum_in_one_order__gathers_all_parts,
+    Mutant(
+        "own_sum_first",
+        "other bits",
+        "for block in blocks for",
+        "for block in blocks[rank:] + blocks[:rank] for",
+        also=(("own = parts", "own = sum(part.clone() for part in parts)[None]"),),
+    ),
+)
 
 
 # two_level_all_reduce ----------------------------------------------------------------------

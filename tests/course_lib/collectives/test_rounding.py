@@ -95,3 +95,7 @@ def test_it_keeps_its_parts_and_works_in_a_group():
 def test_three_ranks_are_no_power_of_two():
     with pytest.raises(RankError, match="3 ranks: the number of ranks must be a power of two"):
         Ranks(3, on="simulated").run(lambda: sum_in_one_order(torch.ones(2, 2)))
+
+
+def test_parts_may_have_no_numbers():
+    assert Ranks(2, on="simulated").run(lambda: sum_in_one_order(torch.ones(6, 0)))[1].shape == (0,)
