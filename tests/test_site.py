@@ -95,6 +95,8 @@ def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site: Path) 
 def test_no_page_runs_over_the_edge_of_a_phone(site: Path) -> None:
     """Nor the lines to the pages before and after, of which the theme shows only a part."""
     links = "[...document.querySelectorAll('.prev-next-area a')]"
+    images = "[...document.querySelectorAll('div.cell_output img')]"
+    small = f"{images}.some(i => i.naturalWidth > 640 && i.width < 600)"
     with Browser() as browser:
         browser.narrow(390)
         for page in sorted(set(site.rglob("*.html")) - set(site.glob("_static/**/*"))):
@@ -102,4 +104,5 @@ def test_no_page_runs_over_the_edge_of_a_phone(site: Path) -> None:
             browser.wait_for("document.readyState == 'complete'")
             assert browser.run("document.scrollingElement.scrollWidth") == 390, page.stem
             assert not browser.run(f"{links}.some(a => a.scrollWidth > a.clientWidth)"), page.stem
+            assert not browser.run(small), f"{page.stem}: letters that cannot be read"
             assert not browser.run("!!document.querySelector('details.hide .course-explore')")

@@ -174,7 +174,8 @@ def _observed(train: Train, steps: int) -> _Run:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as text, one line each, below a line of headings."""
-    heading = "way                  ranks  ms a step  kB sent  kB state  kB saved"
+    width = max([20, *(len(row.way) for row in rows)])
+    heading = f"{'way':{width}} ranks  ms a step  kB sent  kB state  kB saved"
     with_steps = any(row.steps is not None for row in rows)
     lines = [heading + ("  steps" if with_steps else "")]
     for row in rows:
@@ -182,5 +183,5 @@ def table(rows: Sequence[Row]) -> str:
         steps = "" if row.steps is None else f"  {row.steps:5.0f}"
         if row.steps == math.inf:
             steps = "  never"
-        lines.append(f"{row.way:20} {row.ranks:5}  {row.step_ms:9.2f}  {kilobytes}{steps}")
+        lines.append(f"{row.way:{width}} {row.ranks:5}  {row.step_ms:9.2f}  {kilobytes}{steps}")
     return "\n".join(lines)

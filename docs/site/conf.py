@@ -77,8 +77,9 @@ nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 _log = logging.getLogger(__name__)
 # In JupyterLab the place of a heading is its text, with dashes for spaces.
 _HEADING = re.compile(r"\]\(([^()\s#]*\.ipynb|)#([^()\s]+)\)")
-_WIDE = 700
+_WIDE = 640
 """Pixels. The words in a wider figure could not be read in the width of a phone."""
+_PICTURE = re.compile(r"<img (?=[^>]*;base64,([\w+/]{32}))")  # also those in a check's report
 _NUMBER = re.compile(r"lectures/(\d\d)_")
 _TITLE = re.compile(r'"# ')  # the first one in a notebook's file
 _FOLDER = re.compile(r"\[([^\[\]]*)\]\(((?:\.\./)*(?:[\w.-]+/)*[\w.-]+)/?\)")
@@ -137,9 +138,11 @@ def _fold(app: Any, docname: str, source: list[str]) -> None:
         if "drawing" in tags:
             tags.append("hide-input")
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
-            if "text/html" in data and _width(data.get("image/png", "")) > _WIDE:
-                shown = "".join(data["text/html"]).replace("<img ", '<img class="wide" ')
-                data["text/html"] = shown.replace('"course-explore', '"wide course-explore')
+            shown = _PICTURE.sub(_marked, "".join(data.get("text/html", "")))
+            if _is_wide(data.get("image/png", "")):
+                shown = shown.replace('"course-explore', '"wide course-explore')
+            if "text/html" in data:
+                data["text/html"] = shown
     source[0] = json.dumps(notebook, ensure_ascii=False)
 
 
@@ -154,9 +157,13 @@ def _only_prepares(cell: dict[str, Any]) -> bool:
     return True
 
 
-def _width(png: str | list[str]) -> int:
-    """Return the width of a PNG in base64, which its first 24 bytes hold; 0 if there is none."""
-    return int.from_bytes(base64.b64decode("".join(png)[:32])[16:20])
+def _is_wide(png: str | list[str]) -> bool:
+    """Return whether a PNG in base64 is wide; its first 24 bytes, if there are any, say so."""
+    return int.from_bytes(base64.b64decode("".join(png)[:32])[16:20]) > _WIDE
+
+
+def _marked(picture: re.Match[str]) -> str:
+    return '<img class="wide" ' if _is_wide(picture[1]) else picture[0]
 
 
 def _name_folds(app: Any, doctree: nodes.document, docname: str) -> None:
