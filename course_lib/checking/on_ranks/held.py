@@ -35,7 +35,9 @@ def held_by(value: Any) -> Iterator[Tensor]:
             yield holder
         elif isinstance(holder, _HOLDERS) or _is_own(holder):
             if isinstance(holder, types.FunctionType):
-                visited |= {id(names): names for names in (holder.__globals__, holder.__builtins__)}
+                for attribute in ("__globals__", "__builtins__"):  # the notebook's, and Python's
+                    names = getattr(holder, attribute)
+                    visited[id(names)] = names
             waiting += gc.get_referents(holder)
 
 
