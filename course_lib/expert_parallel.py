@@ -23,12 +23,17 @@ Backward takes the same way in the other direction. With T tokens of n bytes on 
 spread routes, a rank sends about kTn (K-1)/K bytes in each of the four all-to-alls of a step. As
 routers do not spread tokens evenly, it first sends E numbers: how many tokens go to each expert.
 
+A router left alone prefers some experts, and their rank sets the pace. Three remedies are here: a
+`balance_loss`, a bias that only chooses, and a capacity. `on_few_nodes` limits where a token goes,
+for a network in which messages between nodes are slow.
+
 N. Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
 Layer", ICLR 2017; D. Lepikhin et al., "GShard", ICLR 2021; W. Fedus et al., "Switch Transformers",
-JMLR 2022.
+JMLR 2022; L. Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024 (arXiv:2408.15664);
+DeepSeek-AI, "DeepSeek-V3", 2024 (arXiv:2412.19437).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,23 +56,70 @@ class Routes(NamedTuple):
     """How many tokens go to each expert, (E,) integers."""
 
 
-def route(scores: Tensor, top_k: int) -> Routes:
+Routing = Callable[[Tensor, int], Routes]
+"""From scores, (T, E), and k to routes: `route`, or a `functools.partial` of it."""
+
+
+def route(
+    scores: Tensor, top_k: int, *, bias: Tensor | None = None, capacity: int | None = None
+) -> Routes:
     """Return the routes of the tokens for which a router gave `scores`, of shape (T, E).
 
     The p_e of the k chosen experts are not scaled to add up to 1.
+
+    Args:
+        scores: of T tokens for E experts; -inf forbids an expert.
+        top_k: k, how many experts process a token.
+        bias: b, (E,). The k experts with the largest p_e + b_e are chosen; b is in no weight.
+        capacity: each expert takes only its first so many of these tokens; the others lose this
+            route.
+
     """
-    weights, chosen = scores.softmax(-1).topk(top_k)
+    p = scores.softmax(-1)
+    chosen = (p if bias is None else p + bias).topk(top_k).indices
+    weights = p.gather(1, chosen).flatten()
     chosen, order = chosen.flatten().sort(stable=True)
-    weights = weights.flatten()[order]
     counts = torch.bincount(chosen, minlength=scores.shape[1])
-    return Routes(order // top_k, weights, counts)
+    if capacity is not None:
+        place = (
+            torch.arange(len(chosen), device=chosen.device) - (counts.cumsum(0) - counts)[chosen]
+        )
+        order, counts = order[place < capacity], counts.clamp(max=capacity)
+    return Routes(order // top_k, weights[order], counts)
+
+
+def balance_loss(scores: Tensor, top_k: int) -> Tensor:
+    """Return E Σ_e f_e P_e, which is 1 if both are even (Switch Transformers, equation 4).
+
+    f_e is the share of the routes that go to expert e, and has no gradient; P_e is the mean of p_e
+    over the tokens. `scores` has the shape (T, E).
+    """
+    counts = route(scores, top_k).counts
+    mean = scores.softmax(-1).mean(0)
+    return scores.shape[1] * (counts / counts.sum() * mean).sum()
+
+
+def on_few_nodes(scores: Tensor, nodes: int, most: int) -> Tensor:
+    """Return `scores`, (T, E), with -inf for experts outside each token's best `most` nodes.
+
+    Node n holds the experts n E/N to (n + 1) E/N - 1. A node is as good as its best expert. N, the
+    number of `nodes`, divides E.
+    """
+    of_nodes = scores.unflatten(1, (nodes, -1))
+    best = of_nodes.amax(-1).topk(most).indices
+    is_allowed = torch.zeros_like(of_nodes[..., 0], dtype=torch.bool).scatter(1, best, True)
+    return of_nodes.where(is_allowed[..., None], -torch.inf).flatten(1)
 
 
 def mixture_of_experts(
-    x: Tensor, router: nn.Module, experts: Sequence[nn.Module], top_k: int = 1
+    x: Tensor,
+    router: nn.Module,
+    experts: Sequence[nn.Module],
+    top_k: int = 1,
+    routing: Routing = route,
 ) -> Tensor:
     """Return y, of the shape of `x`, (T, width): the layer in one process, expert by expert."""
-    routes = route(router(x), top_k)
+    routes = routing(router(x), top_k)
     parts = torch.split(x[routes.tokens], routes.counts.tolist())
     answers = [expert(part) for expert, part in zip(experts, parts, strict=True)]
     return _weighted_sum(torch.cat(answers), routes, len(x))
@@ -129,6 +181,7 @@ class ExpertParallel(nn.Module):
             `shard_bounds(E, K, r)`, named by their index in the list; others may be on ``meta``.
         top_k: k, how many experts process a token.
         group: the ranks that share the experts. Each has different tokens, maybe more or fewer.
+        routing: chooses the experts of this rank's tokens.
 
     Every rank must call forward and backward, even without tokens: the others wait for it. Clip
     with `clip_grad_norm_` of `parts`, which adds up over all experts; PyTorch's raises an error.
@@ -144,6 +197,7 @@ class ExpertParallel(nn.Module):
         *,
         top_k: int = 1,
         group: Group = None,
+        routing: Routing = route,
     ) -> None:
         super().__init__()
         rank, self.world_size = place_in(group)
@@ -157,13 +211,13 @@ class ExpertParallel(nn.Module):
         ]
         self.router = router
         self.experts = nn.ModuleDict({str(e): experts[e] for e in range(*self._bounds[rank])})
-        self.rank, self.group, self.top_k = rank, group, top_k
+        self.rank, self.group, self.top_k, self.routing = rank, group, top_k, routing
         mark_apart(self.experts.named_parameters(), group, inner=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y for `x`, this rank's tokens; both have the shape (…, width)."""
         tokens = x.reshape(-1, x.shape[-1])
-        routes = route(self.router(tokens), self.top_k)
+        routes = self.routing(self.router(tokens), self.top_k)
         sent = [int(routes.counts[start:stop].sum()) for start, stop in self._bounds]
         arriving_counts = self._counts_for_me(routes.counts)
         received = [sum(counts) for counts in arriving_counts]

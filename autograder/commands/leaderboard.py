@@ -48,15 +48,21 @@ class Entry(NamedTuple):
     cost: Mapping[str, float]
 
 
-def entry_of(name: str, verdicts: Sequence[Verdict], case: str) -> Entry:
-    """Return a student's entry.
+def entry_of(name: str, verdicts: Sequence[Verdict], cases: Sequence[str]) -> Entry:
+    """Return a student's entry: the slowest of its races, or the first that missed.
 
     Args:
         name: the student.
         verdicts: those that count.
-        case: name of the race's case.
+        cases: names of the race's cases, one for each draw of the data.
 
     """
+    entries = [_entry_of_case(name, verdicts, case) for case in cases]
+    missed = [entry for entry in entries if entry.note]
+    return missed[0] if missed else max(entries, key=lambda entry: entry.cost["seconds"])
+
+
+def _entry_of_case(name: str, verdicts: Sequence[Verdict], case: str) -> Entry:
     checks = [check for verdict in verdicts for check in verdict.checks if check.task == TASK]
     results = [result for check in checks for result in check.cases if result["name"] == case]
     if not results:
@@ -113,20 +119,22 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write the board; return the exit status."""
     folders = Folders.at(root)
     names, source = students(folders, ASSIGNMENT), folders.source / ASSIGNMENT
-    case = (
+    cases = (
         load_module(source / "hidden.py", handed_out(source)).FINAL
         if arguments.final
-        else load_module(handed_out(source) / "checks.py").RACE
+        else (load_module(handed_out(source) / "checks.py").RACE,)
     )
     entries = [
-        entry_of(name, list(current(folders, ASSIGNMENT, name).values()), case.name)
+        entry_of(
+            name, list(current(folders, ASSIGNMENT, name).values()), [case.name for case in cases]
+        )
         for name in names
     ]
     target = folders.data / "leaderboard"
     stem = "final" if arguments.final else "leaderboard"
     title = "The race: " + ("final results" if arguments.final else "results so far")
     table = board(entries)
-    page = web_page(title, about(Race.of(case.parameters)), [table])
+    page = web_page(title, about(Race.of(cases[0].parameters)), [table])
     write_whole(target / f"{stem}.html", page)
     write_whole(target / f"{stem}.csv", csv_text(table.header[:-1], [r[:-1] for r in table.rows]))
     timed = sum(not entry.note for entry in entries)

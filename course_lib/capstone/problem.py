@@ -45,15 +45,15 @@ class Race:
 
     """
 
-    target: float = 0.25
-    latency: float = 200e-6
-    bandwidth: float = 125e6
+    target: float = 0.12
+    latency: float = 2e-3
+    bandwidth: float = 3.125e6
     world_size: int = 4
     rows: int = 512
     features: int = 64
     hidden: int = 256
     classes: int = 10
-    clusters: int = 2
+    clusters: int = 6
     noise: float = 1.0
     skew: float = 0.8
 

@@ -5,7 +5,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.expert_parallel import ExpertParallel, mixture_of_experts, route
+from course_lib.expert_parallel import (
+    ExpertParallel,
+    balance_loss,
+    mixture_of_experts,
+    on_few_nodes,
+    route,
+)
 from course_lib.ranks import RankError
 
 WIDTH, EXPERTS = 3, 5  # no K but 1 divides the experts
@@ -87,3 +93,48 @@ def test_too_few_experts_are_refused(ranks_of):
 
     with pytest.raises(RankError, match="1 experts are too few for 2 ranks"):
         ranks_of("simulated", 2).run(few)
+
+
+def chosen_by(scores, top_k, **options):
+    """Return {expert: [(token, weight)]} of the routes."""
+    tokens, weights, counts = route(scores, top_k, **options)
+    pairs = zip(tokens.tolist(), weights.tolist(), strict=True)
+    return [[next(pairs) for _ in range(count)] for count in counts.tolist()]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+@pytest.mark.parametrize("capacity", [None, 0, 2, 100])
+def test_routes_are_those_of_a_loop_over_the_tokens(top_k, capacity):
+    torch.manual_seed(top_k)
+    scores, bias = torch.randn(13, EXPERTS), torch.randn(EXPERTS)
+    expected = [[] for _ in range(EXPERTS)]
+    for token, p in enumerate(scores.softmax(-1)):
+        for e in sorted(range(EXPERTS), key=lambda e: -(p[e] + bias[e]))[:top_k]:
+            expected[e].append((token, float(p[e])))
+    expected = [routes[:capacity] for routes in expected]
+    for routes, right in zip(
+        chosen_by(scores, top_k, bias=bias, capacity=capacity), expected, strict=True
+    ):
+        assert routes == [(token, pytest.approx(weight)) for token, weight in right]
+
+
+def test_the_balance_loss_is_1_when_even_and_pushes_down_the_busiest():
+    even = 9 * torch.eye(EXPERTS)
+    assert float(balance_loss(even, 1)) == pytest.approx(1)
+    scores = torch.zeros(8, EXPERTS) + torch.arange(float(EXPERTS))
+    scores.requires_grad_()
+    loss = balance_loss(scores, 1)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(EXPERTS * float(scores[0].detach().softmax(0)[-1]))
+    assert (scores.grad[:, -1] > 0).all() and (scores.grad[:, :-1] < 0).all()
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_token_stays_on_its_best_nodes(most):
+    torch.manual_seed(most)
+    scores = torch.randn(20, 6)
+    for token, limited in zip(scores, on_few_nodes(scores, 3, most), strict=True):
+        order = sorted(range(3), key=lambda n: -float(token[2 * n : 2 * n + 2].max()))
+        allowed = {e for n in order[:most] for e in (2 * n, 2 * n + 1)}
+        for e in range(6):
+            assert limited[e] == (token[e] if e in allowed else -torch.inf)

@@ -36,7 +36,7 @@ CLASS = {
 }
 
 
-ENTRIES = [entry_of(name, verdicts, "the race") for name, verdicts in CLASS.items()]
+ENTRIES = [entry_of(name, verdicts, ["the race"]) for name, verdicts in CLASS.items()]
 
 
 def test_places_follow_the_time_and_equal_times_share_one() -> None:
@@ -51,6 +51,16 @@ def test_places_follow_the_time_and_equal_times_share_one() -> None:
     assert notes["crashed"] == "Rank 0 raised ValueError"
     assert (notes["slow"], notes["=cmd()"]) == ("fewest rounds, least computing", "least computing")
     assert notes["<b>eve</b>"] == "fewest bytes, least computing"
+
+
+def test_the_slowest_draw_counts_and_each_must_reach_the_target() -> None:
+    (fast,), (slow,) = verdict(name="draw 1"), verdict(name="draw 2", seconds=0.03)
+    (missed,) = verdict(name="draw 3", parts={"values": False}, reason="the loss is 2")
+    assert entry_of("x", [fast, slow], ["draw 1", "draw 2"]).cost["seconds"] == 0.03
+    assert entry_of("x", [fast, slow, missed], ["draw 1", "draw 2", "draw 3"]).note == (
+        "the loss is 2"
+    )
+    assert entry_of("x", [fast], ["draw 1", "draw 2"]).note == "not graded yet"
 
 
 def test_it_shows_texts_as_texts() -> None:
