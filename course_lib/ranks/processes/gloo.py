@@ -49,7 +49,8 @@ def try_fork(fds: Sequence[int], config: Any) -> None:
     """Do what ends some forks on macOS: draw (Metal), multiply (Accelerate), connect."""
     torch.manual_seed(0)
     torch.rand(64, 64) @ torch.rand(64, 64)
-    connect_gloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    connect_gloo(store, 0, 1, timedelta(seconds=10))
 
 
 class ComposedWork(dist.Work):
