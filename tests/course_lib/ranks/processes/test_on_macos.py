@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -128,7 +129,8 @@ def test_the_end_of_a_process_is_seen_without_proc(
     child = subprocess.Popen(["sleep", "60"])
     assert member.cpu_state(child.pid, whole_process=True) is not None
     child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays, as a zombie
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
     assert member.cpu_state(child.pid, whole_process=True) is None
     child.wait()
     assert member.cpu_state(child.pid, whole_process=True) is None
