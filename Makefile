@@ -5,8 +5,10 @@ PYTHON ?= python3
 # the course elsewhere never replaces the torch of a GPU machine.
 TORCH ?= torch==2.13.*
 # PyPI's Linux wheel of torch pulls in gigabytes of CUDA: without an NVIDIA driver take the CPU one.
+# Apple's make knows `command` only in a shell, which it starts only for a line that needs one.
 CPU_WHEELS ?= https://download.pytorch.org/whl/cpu
-INDEX = $(if $(shell command -v nvidia-smi),,--extra-index-url $(CPU_WHEELS))
+LACKS_GPU = $(shell [ "`uname`" = Linux ] && ! command -v nvidia-smi >/dev/null && echo yes)
+INDEX = $(if $(LACKS_GPU),--extra-index-url $(CPU_WHEELS))
 PIP = .venv/bin/python -m pip --disable-pip-version-check install
 
 # OMP_NUM_THREADS is left alone on purpose. Threads per rank are for the code that starts ranks to

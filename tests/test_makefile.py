@@ -103,6 +103,30 @@ def test_an_outdated_venv_is_removed_if_it_is_ours(checkout: Path) -> None:
     assert not ours.exists()
 
 
+@pytest.mark.parametrize(
+    ("system", "gpu", "index"),
+    [("Linux", False, "--extra-index-url"), ("Linux", True, ""), ("Darwin", False, "")],
+)
+def test_the_index_of_cpu_wheels_is_for_linux_without_a_gpu(
+    system: str, gpu: bool, index: str, checkout: Path
+) -> None:
+    scripts = {"uname": f"#!/bin/sh\necho {system}\n"} | (
+        {"nvidia-smi": "#!/bin/sh\n"} if gpu else {}
+    )
+    for name, text in scripts.items():
+        (checkout / name).write_text(text)
+        (checkout / name).chmod(0o755)
+    done = subprocess.run(
+        [shutil.which("make") or "make", "--eval", "index:;@echo '$(INDEX)'", "index"],
+        cwd=checkout,
+        env={**ENVIRONMENT, "PATH": f"{checkout}:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.partition(" ")[0].strip() == index, done.stdout
+
+
 def test_the_cuda_wheel_does_not_come_in_silence(checkout: Path) -> None:
     """PyPI's torch is recognised by what it requires."""
     metadata = checkout / ".venv/lib/python3.13/site-packages/torch-2.13.0.dist-info/METADATA"

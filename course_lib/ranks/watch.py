@@ -29,6 +29,7 @@ import runpy
 import select
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -124,11 +125,14 @@ class Watch:
     def _share_board(self, world_size: int) -> Board:
         """Return the board of the job. The first rank makes it, and the others open it."""
         if self._rank == 0:
-            board = Board.create(world_size)
-            self._store.set("board", f"/proc/{os.getpid()}/fd/{board.fd}")
-            return board
-        path = self._store.get("board").decode()
-        return Board(os.open(path, os.O_RDWR | os.O_CLOEXEC), world_size)
+            fd, path = tempfile.mkstemp(prefix="board-")
+            self._store.set("board", path)
+        else:
+            path = self._store.get("board").decode()
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if self._store.add("board opened", 1) == world_size:
+            os.unlink(path)  # the file disappears with the last rank
+        return Board(fd, world_size)
 
     def start(self) -> None:
         """Start to watch this rank's communication, its uncaught exception and its end."""
@@ -404,9 +408,9 @@ class Watch:
 
 
 def _can_watch(world_size: int) -> bool:
-    """Return whether the ranks can share a board: they are on one machine that has ``/proc``."""
+    """Return whether the ranks can share a board: they are on one machine."""
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return local_ranks == world_size <= MAX_BOARD_RANKS and os.path.isdir("/proc/self/fd")
+    return local_ranks == world_size <= MAX_BOARD_RANKS
 
 
 _watch: Watch | None = None

@@ -44,6 +44,14 @@ LATER = ("matplotlib.pyplot", "matplotlib.backends.backend_agg", "IPython.core.i
 """Modules that few ranks need, so that the first start should not wait for them."""
 
 
+TRIES_FORK = sys.platform == "darwin"
+"""Whether to try first if a fork can compute: macOS ends a fork that uses some of its libraries."""
+TRIAL = "course_lib.ranks.processes.gloo:try_fork"
+"""What a fork must be able to do, as ``module:function``."""
+_TRIAL_LIMIT = 20.0
+"""Seconds for the trial: a fork may hang, too."""
+
+
 class ForkServerError(RuntimeError):
     """The fork server could not be started, or it ended."""
 
@@ -88,6 +96,7 @@ class ForkServer:
         self._exits: dict[int, int] = {}
         self._loaded: set[str] = set()
         self._pings = 0
+        self._spawns = False
         self._owner = os.getpid()
         client_end, server_end = socket.socketpair()
         self.socket = client_end
@@ -115,6 +124,25 @@ class ForkServer:
                 self.close()
                 raise
             self._ready_until = None
+            if TRIES_FORK:
+                self._try_fork()
+
+    def _try_fork(self) -> None:
+        """Fork once; if that child does not end well, start later ones as new processes."""
+        pid = self.fork(TRIAL, {}, [])
+        if self.exit_status(pid, wait=_TRIAL_LIMIT) != 0:
+            self.kill([pid])
+            self._spawns = True
+            print(
+                "A forked process cannot compute on this machine. So each rank is started as a new "
+                "Python, and the first call of new ranks takes some seconds longer.",
+                file=sys.stderr,
+            )
+
+    def remove_at_end(self, folder: str) -> None:
+        """Have the server remove a folder when it ends, also if this process is killed."""
+        with self._lock, uninterrupted(), suppress(OSError):
+            wire.send(self.socket, {"remove": folder})
 
     def load(self, names: Iterable[str]) -> None:
         """Have the server import those of these modules that are not loaded, before it forks."""
@@ -126,8 +154,9 @@ class ForkServer:
 
     def fork(self, function: str, config: dict[str, Any], fds: Sequence[int]) -> int:
         """Fork a child that runs ``module:function`` with `fds` and `config`; return its pid."""
-        request = {"fork": function, "config": config, "fds": len(fds)}
         self.wait_until_ready()
+        spawn = {"spawn": True} if self._spawns else {}
+        request = {"fork": function, "config": config, "fds": len(fds), **spawn}
         # An interrupt between the request and its answer would lose the child's pid.
         with self._lock, uninterrupted():
             try:
@@ -333,6 +362,9 @@ def _environment() -> dict[str, str]:
         **os.environ,
         # The imports must start no further threads: a fork would lose them.
         "OPENBLAS_NUM_THREADS": "1",
+        "VECLIB_MAXIMUM_THREADS": "1",  # of Accelerate, macOS's BLAS
+        # Else macOS ends a fork that is the first to use an Objective-C class.
+        "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
         # On one machine, gloo can use loopback and needs no host name that resolves.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
         "PYTHONUNBUFFERED": "1",

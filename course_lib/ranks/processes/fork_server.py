@@ -8,8 +8,10 @@ It runs only the code of this file. Its parent talks to it over a socket, in val
 
                                                                ← {"ready": 100}
     → {"fork": "module:function", "config": {…}, "fds": 3}  with 3 descriptors     ← {"pid": 123}
+    → the same, with "spawn": true, for a process that is no fork but a new Python
     → {"signal": 9, "pids": [123, …]}
     → {"load": ["module", …]}
+    → {"remove": "folder"}, in the end
     → {"ping": 7, "of": [123, …]}                ← {"pong": 7, "running": [123]}
                                                                ← {"exit": 123, "status": -9}
 
@@ -28,11 +30,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import json
 import os
 import select
 import selectors
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -77,6 +82,7 @@ def serve(
     """
     waiting = list(later)
     children: set[int] = set()
+    folders: list[str] = []
     reader, held = wire.Reader(_MAX_REQUEST), list[int]()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -89,7 +95,7 @@ def serve(
 
     def fork(request: dict[str, Any], fds: list[int]) -> None:
         server = os.getpid()
-        pid = fork_process()
+        pid = _spawn(request, fds) if request.get("spawn") else fork_process()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -132,6 +138,7 @@ def serve(
                         wire.send(control, {"pong": request["ping"], "running": running})
                     for name in request.get("load", ()):
                         _load(name)
+                    folders += [request["remove"]] if "remove" in request else []
                     # Signal only children that were not reaped: their pids cannot be reused yet.
                     for pid in children.intersection(request.get("pids", ())):
                         _signal(pid, request["signal"])
@@ -142,6 +149,8 @@ def serve(
     finally:
         for pid in children:
             _signal(pid, signal.SIGKILL)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_running(pid: int) -> bool:
@@ -179,6 +188,23 @@ def _reap() -> list[tuple[int, int]]:
             pid, status = os.waitpid(child.si_pid, 0)
             ended.append((pid, os.waitstatus_to_exitcode(status)))
     return ended
+
+
+def _spawn(request: dict[str, Any], fds: list[int]) -> int:
+    """Start what `_run_child` does in a new Python, which can do what a fork cannot on macOS."""
+    code = "from course_lib.ranks.processes.fork_server import spawned; spawned()"
+    arguments = [json.dumps(request), json.dumps(fds), str(os.getpid())]
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-c", code, *arguments], pass_fds=fds, process_group=0
+    )
+    child.returncode = 0  # only `_reap` waits for it
+    return child.pid
+
+
+def spawned() -> NoReturn:
+    """Run a request that is on the command line, as `_spawn` has written it."""
+    request, fds, server = map(json.loads, sys.argv[1:])
+    _run_child(request, fds, server)
 
 
 def _run_child(request: dict[str, Any], fds: list[int], server: int) -> NoReturn:
@@ -238,6 +264,9 @@ def main() -> None:
         _load(name)
         if news.poll(0):  # no request can come yet: the parent has ended
             return
+    if sys.platform == "darwin" and "torch" in sys.modules:
+        # `torch.manual_seed` calls it, and Metal aborts a fork. Ranks use CPUs only on a Mac.
+        sys.modules["torch"].mps.manual_seed = lambda seed: None
     serve(control, names[border + 1 :], gathers=True)
 
 

@@ -45,6 +45,14 @@ def connect_gloo(store: Any, rank: int, size: int, timeout: timedelta, lazy: boo
     return gloo(store, rank, size, options)
 
 
+def try_fork(fds: Sequence[int], config: Any) -> None:
+    """Do what ends some forks on macOS: draw (Metal), multiply (Accelerate), connect."""
+    torch.manual_seed(0)
+    torch.rand(64, 64) @ torch.rand(64, 64)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    connect_gloo(store, 0, 1, timedelta(seconds=10))
+
+
 class ComposedWork(dist.Work):
     """A work made of other works: it is over when they are and a last step on this rank is done.
 

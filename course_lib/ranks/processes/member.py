@@ -26,6 +26,7 @@ from course_lib.ranks.processes.object_pipe import Answer, ObjectPipe
 
 _ASLEEP_AFTER = 0.5
 """Seconds without any use of the processor after which a rank is asked for its stack."""
+_PROC = Path("/proc")
 _DUMP_LIMIT = 10.0
 """Seconds for all stacks together; the fork server, which passes the signal, may be importing."""
 
@@ -164,10 +165,24 @@ def wait_for_dump(fd: int, offset: int, until: float) -> str:
 
 
 def cpu_state(pid: int, whole_process: bool) -> tuple[str, int] | None:
-    """Return (state, CPU ticks used) of a process or its main thread; ``None`` if unavailable."""
-    path = f"/proc/{pid}/stat" if whole_process else f"/proc/{pid}/task/{pid}/stat"
+    """Return (state, CPU ticks used) of a process or its main thread; ``None`` if it has ended.
+
+    macOS has no ``/proc``, and tells nothing of one thread. There, a tick is long enough for what
+    other threads of a waiting rank use, and the state is "S": a busy process has new ticks.
+    """
+    path = _PROC / (f"{pid}/stat" if whole_process else f"{pid}/task/{pid}/stat")
     try:
-        fields = Path(path).read_text(errors="replace").rpartition(")")[2].split()
+        fields = path.read_text(errors="replace").rpartition(")")[2].split()
+        return fields[0], int(fields[11]) + int(fields[12])
     except OSError:
+        if _PROC.is_dir():
+            return None
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        used = process.cpu_times()
+        ended = process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
         return None
-    return fields[0], int(fields[11]) + int(fields[12])
+    return None if ended else ("S", int(10 * (used.user + used.system)))

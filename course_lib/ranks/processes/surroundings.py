@@ -18,7 +18,7 @@ from course_lib.ranks.calls import Sources, cell_numbers, cell_sources, install_
 _NOT_SENT = (
     *("GLOO_SOCKET_IFNAME", "OPENBLAS_NUM_THREADS", "MPLBACKEND", "PYTHONUNBUFFERED"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    "TORCH_FR_BUFFER_SIZE",
+    *("TORCH_FR_BUFFER_SIZE", "VECLIB_MAXIMUM_THREADS"),
 )
 
 News = tuple[Sources, str, list[str], dict[str, str]]

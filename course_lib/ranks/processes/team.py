@@ -154,6 +154,8 @@ class Team:
             store = anonymous_file("store")
             # If a file without a name cannot be opened by path, the store needs a folder.
             folder = None if path_of(store) else tempfile.mkdtemp(prefix="ranks-")
+            if folder is not None:
+                self._server.remove_at_end(folder)  # also if the kernel is killed
             self._end = weakref.finalize(
                 self, _end_team, self._server, self._board, folder, self.members, os.getpid()
             )

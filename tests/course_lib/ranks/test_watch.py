@@ -44,6 +44,7 @@ def test_the_cause_is_named(index: int, tmp_path: Path) -> None:
     for word in bug.words:
         assert word.lower() in report.lower(), report
     assert printed.count(TOLD) == 1
+    assert not list(tmp_path.glob("board-*"))
 
 
 TRAIN = f"""{JOIN}

@@ -1,14 +1,21 @@
 """What macOS lacks is replaced; it is imitated here."""
 
 import builtins
+import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.ranks import DeadlockError, Ranks
+from course_lib.ranks.processes import fork_client, member
+from tests.helpers import ROOT
 
 REAP = """
 import os, select, signal, time
@@ -96,3 +103,97 @@ def test_groups_that_connect_at_once_do_so_in_one_order_after_a_failure() -> Non
             with pytest.raises(DeadlockError):
                 ranks.run(sum_on_rank_0)
             assert ranks.run(sums_in_kept_groups) == before
+
+
+def backward_without_rank_0() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(3, 3))
+    if dist.get_rank() > 0:
+        model(torch.ones(2, 3)).sum().backward()
+
+
+def test_a_hang_in_backward_is_explained_without_proc(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(member, "_PROC", tmp_path / "proc")
+    with (
+        Ranks(3, on="cpu", timeout=60) as ranks,
+        pytest.raises(DeadlockError, match="all_reduce"),
+    ):
+        ranks.run(backward_without_rank_0)
+
+
+def test_the_end_of_a_process_is_seen_without_proc(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(member, "_PROC", tmp_path / "proc")
+    child = subprocess.Popen(["sleep", "60"])
+    assert member.cpu_state(child.pid, whole_process=True) is not None
+    child.kill()
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert member.cpu_state(child.pid, whole_process=True) is None
+    child.wait()
+    assert member.cpu_state(child.pid, whole_process=True) is None
+
+
+def abort(fds: list[int], config: object) -> None:
+    os.abort()
+
+
+def test_ranks_are_spawned_where_a_fork_cannot_compute(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(fork_client, "TRIES_FORK", True)
+    monkeypatch.setattr(fork_client, "TRIAL", f"{__name__}:abort")
+    monkeypatch.setattr(fork_client, "_server", None)
+    try:
+        with Ranks(2, on="cpu", timeout=120) as ranks:
+            assert ranks.run(sum_in_group) == [2.0, 2.0]
+            server = fork_client.shared_server().process
+            parents = ranks.run(lambda: (os.getppid(), sys.orig_argv[2]))
+            assert parents == [(getattr(server, "pid", 0), "-c")] * 2  # a fork has -m
+            with pytest.raises(DeadlockError):
+                ranks.run(sum_on_rank_0)
+            assert ranks.run(sum_in_group) == [2.0, 2.0]
+        with Ranks(3, on="simulated") as ranks:
+            assert ranks.run(lambda: sys.orig_argv[2]) == ["-c"] * 3
+        assert capfd.readouterr().err.count("A forked process cannot compute") == 1
+    finally:
+        fork_client.shared_server().close()
+
+
+def test_forks_that_can_compute_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fork_client, "TRIES_FORK", True)
+    monkeypatch.setattr(fork_client, "_server", None)
+    try:
+        with Ranks(2, on="cpu", timeout=120) as ranks:
+            assert ranks.run(lambda: sys.orig_argv[2]) == ["-m"] * 2
+        assert "cannot compute" not in capfd.readouterr().err
+    finally:
+        fork_client.shared_server().close()
+
+
+KILLED = """
+import glob, os, signal, tempfile
+from course_lib.ranks import Ranks
+from course_lib.ranks.processes import team
+
+team.path_of = lambda fd: None
+ranks = Ranks(2, on="cpu")
+ranks.run(lambda: None)
+assert glob.glob(tempfile.gettempdir() + "/ranks-*/store")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_store_does_not_outlive_a_killed_kernel(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", KILLED], env=environment, timeout=120)
+    assert done.returncode == -9
+    until = time.monotonic() + 60
+    while (left := list(tmp_path.glob("ranks-*"))) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left
