@@ -105,7 +105,7 @@ def on_few_nodes(scores: Tensor, nodes: int, most: int) -> Tensor:
     Node n holds the experts n E/N to (n + 1) E/N - 1. A node is as good as its best expert. N, the
     number of `nodes`, divides E.
     """
-    of_nodes = scores.unflatten(1, (nodes, -1))
+    of_nodes = scores.view(len(scores), nodes, -1)
     best = of_nodes.amax(-1).topk(most).indices
     is_allowed = torch.zeros_like(of_nodes[..., 0], dtype=torch.bool).scatter(1, best, True)
     return of_nodes.where(is_allowed[..., None], -torch.inf).flatten(1)
