@@ -363,7 +363,7 @@ def _environment() -> dict[str, str]:
         # The imports must start no further threads: a fork would lose them.
         "OPENBLAS_NUM_THREADS": "1",
         "VECLIB_MAXIMUM_THREADS": "1",  # of Accelerate, macOS's BLAS
-        # Else macOS ends a fork that is the first to use an Objective-C class.
+        # Otherwise macOS ends a fork that is the first to use an Objective-C class.
         "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
         # On one machine, gloo can use loopback and needs no host name that resolves.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
