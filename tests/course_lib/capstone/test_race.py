@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from course_lib.capstone import DEVICE, OVERHEAD, Job, Race, answer, draw, inputs, rehearse
 
-SMALL = Race(world_size=2, rows=48, features=8, hidden=6, classes=4)
+SMALL = Race(world_size=2, rows=48, features=8, hidden=6, classes=4, clusters=2)
 
 
 def weights_of(member: dict[str, Any]) -> list[Tensor]:
@@ -66,7 +67,7 @@ def one_step(job: Job) -> int:
 
 
 def test_messages_and_gradients_overlap() -> None:
-    race = Race(world_size=2, rows=48, features=8, hidden=6, classes=4, latency=1e-3)
+    race = replace(SMALL, latency=1e-3)
     score, trace, curve = rehearse(one_step, race)
     n = 4 * (8 * 6 + 6 + 6 * 4 + 4)
     ring = 2 * (race.latency + n / 2 / race.bandwidth)
