@@ -28,6 +28,8 @@ two-shot all-reduce: TensorRT-LLM (issue 2521 on GitHub) and vLLM's custom all-r
 (github.com/vllm-project/vllm/pull/2192).
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -43,13 +45,24 @@ def direct_all_reduce(tensor: Tensor, group: Group = None) -> None:
     to the tensor. Raises ValueError if this rank is not in `group`, and TypeError for a sparse
     tensor.
     """
+    in_two_phases(tensor, _add_up, group)
+
+
+def in_two_phases(
+    tensor: Tensor, combine: Callable[[list[Tensor], Tensor], None], group: Group = None
+) -> None:
+    """Replace everyone's `tensor` by what ``combine(parts, result)`` makes of the ranks' chunks.
+
+    Rank r gets all K chunks r, in the order of the ranks, and writes one chunk to `result`, which
+    goes to all. No part shares memory with it. Costs and errors are those of `direct_all_reduce`.
+    """
     rank, world_size = place_in(group)
     with flat_in_place(tensor) as flat:
         chunks = [shard(flat, world_size, r) for r in range(world_size)]
         own = chunks[rank]
         parts = [own.clone() if r == rank else own.new_empty(own.shape) for r in range(world_size)]
         exchange_with_all(chunks, parts, group)
-        _add_up(parts, own)
+        combine(parts, own)
         exchange_with_all([own] * world_size, chunks, group)
 
 

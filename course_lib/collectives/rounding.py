@@ -25,9 +25,8 @@ same bits for any order, at the price of more bytes.
 import torch
 from torch import Tensor
 
-from course_lib.collectives.direct import exchange_with_all
-from course_lib.collectives.point_to_point import Group, exchange, flat_in_place, place_in
-from course_lib.sharding import shard
+from course_lib.collectives.direct import in_two_phases
+from course_lib.collectives.point_to_point import Group, exchange, place_in
 
 
 def mean_rounded_once(tensor: Tensor, group: Group = None) -> None:
@@ -37,17 +36,14 @@ def mean_rounded_once(tensor: Tensor, group: Group = None) -> None:
     element is the float32 sum in the order of the ranks, divided by K, and then rounded to the
     dtype: 2α + 2(K-1) n/(Kβ). Raises as `direct_all_reduce`.
     """
-    rank, world_size = place_in(group)
-    with flat_in_place(tensor) as flat:
-        chunks = [shard(flat, world_size, r) for r in range(world_size)]
-        own = chunks[rank]
-        parts = [own if r == rank else torch.empty_like(own) for r in range(world_size)]
-        exchange_with_all(chunks, parts, group)
-        total = torch.zeros_like(own, dtype=torch.float32)
-        for part in parts:
-            total += part
-        own.copy_(total / world_size)
-        exchange_with_all([own] * world_size, chunks, group)
+    in_two_phases(tensor, _mean_in_float32, group)
+
+
+def _mean_in_float32(parts: list[Tensor], mean: Tensor) -> None:
+    total = torch.zeros_like(mean, dtype=torch.float32)
+    for part in parts:
+        total += part
+    mean.copy_(total / len(parts))
 
 
 def sum_in_one_order(parts: Tensor, group: Group = None) -> Tensor:
