@@ -18,17 +18,28 @@ Mark = float | torch.cuda.Event
 
 
 class StageClock:
-    """Notes when this rank ends each stage; on a GPU by events, which do not stop it."""
+    """Notes when this rank ends each stage; on a GPU by events, which do not stop it.
 
-    def __init__(self, params: Iterable[Tensor], device: torch.device) -> None:
-        self._device = device
+    Args:
+        params: the trained parameters.
+        device: this rank's device.
+        reports: whether `report` will be called; if not, nothing is noted.
+
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], device: torch.device, *, reports: bool = True
+    ) -> None:
+        self._device, self._reports = device, reports
         self._steps: list[list[tuple[str, Mark, Mark]]] = []  # the last one is not complete
         self._last = self._last_gradient = self._mark()
-        for param in params:
+        for param in params if reports else ():
             param.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
 
     def end(self, stage: str) -> None:
         """Note that `stage` ends here, and began where the stage before it ended."""
+        if not self._reports:
+            return
         now = self._last_gradient if stage == "backward" else self._mark()
         if self._steps:
             self._steps[-1].append((stage, self._last, now))

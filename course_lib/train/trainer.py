@@ -61,7 +61,8 @@ class Trainer:
             self._resume(self._folder)
         self._ddp = _wrapped(self.model, config, device)
         self._rehearse()
-        self.stages = StageClock(self.model.parameters(), device)
+        reports = config.log_every > 0
+        self.stages = StageClock(self.model.parameters(), device, reports=reports)
 
     def _rehearse(self) -> None:
         """Run one unused backward, because both DDPs rebuild their buckets after the first one.

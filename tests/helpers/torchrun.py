@@ -1,4 +1,4 @@
-"""Start a script of the lectures by torchrun, as in a terminal."""
+"""Start a script by torchrun, as in a terminal."""
 
 import os
 import subprocess
@@ -10,8 +10,11 @@ from tests.helpers import ROOT
 SCRIPTS = ROOT / "lectures" / "scripts"
 
 
-def torchrun(folder: Path, world_size: int, script: str, *options: str) -> str:
-    """Run a script in `folder` on so many ranks; return what they print."""
+def torchrun(folder: Path, world_size: int, script: str | Path, *options: str) -> str:
+    """Run a script in `folder` on so many ranks; return what they print.
+
+    `script` is a path, or the name of a script of the lectures.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(world_size), str(SCRIPTS / script), *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}

@@ -1,14 +1,17 @@
 """Under torchrun the progress lines name the rank that was made slow, and its stage."""
 
-import os
 import random
 import re
-import subprocess
-import sys
+from dataclasses import replace
 
 import pytest
+import torch
 
-from tests.helpers import ROOT
+from course_lib.ranks import Ranks
+from course_lib.train.datasets import load_dataset
+from course_lib.train.trainer import Trainer
+from tests.helpers.torchrun import torchrun
+from tests.helpers.train_runs import CPU, DIGITS
 
 SLOW = """
 import os, sys, time, torch
@@ -57,17 +60,19 @@ def test_the_late_rank_is_named(tmp_path, seed):
     rank, stage = choose.randrange(k), choose.choice(("data", "forward", "backward", "update"))
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", f"{k}", script, stage, f"{rank}", "--batch-size", "48"),
-            *("--steps", "15", "--log-every", "5", "--ddp", choose.choice(("ours", "torch"))),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    lines = re.findall(r"exposed communication \d+%, last: rank (\d) in (\w+), by", run.stdout)
-    assert lines == 3 * [(f"{rank}", stage)], run.stdout
+    options = [stage, f"{rank}", "--batch-size", "48", "--steps", "15", "--log-every", "5"]
+    printed = torchrun(tmp_path, k, script, *options, "--ddp", choose.choice(("ours", "torch")))
+    lines = re.findall(r"exposed communication \d+%, last: rank (\d) in (\w+), by", printed)
+    assert lines == 3 * [(f"{rank}", stage)], printed
+
+
+@pytest.mark.parametrize(("log_every", "is_noted"), [(2, True), (0, False)])
+def test_stages_are_noted_only_for_a_run_that_reports(log_every, is_noted):
+    def steps():
+        config = replace(DIGITS, log_every=log_every)
+        trainer = Trainer(config, load_dataset(config, CPU), CPU)
+        for _ in range(3):
+            trainer.take_step(torch.arange(4)[None])
+        return trainer.stages.report()
+
+    assert ("exposed communication" in Ranks(1, on="simulated").run(steps)[0]) == is_noted
