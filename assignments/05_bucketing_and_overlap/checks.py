@@ -186,15 +186,15 @@ def draw_bucket(d: Draw) -> list[Any]:
         shapes = [*shapes[:1], (0,), *shapes[1:]]
     places = [*range(len(shapes))]
     buckets = [places[::2], places[1::2]] if "two buckets at once" in unusual else [places]
-    missing = d.one_of(*places)
+    place = d.one_of(*places)
     weights = [d.randn(*shape) for shape in shapes]
 
     def gradients_of(rank: int) -> list[Tensor | None]:
         gradients = [draw_numbers(d, unusual, rank, shape) for shape in shapes]
         if unusual.get("rank {} lacks a gradient") == rank:
-            gradients[missing] = None
+            gradients[place] = None
         if "a gradient that no rank has" in unusual:
-            gradients[missing - 1] = None
+            gradients[place - 1] = None
         if unusual.get("rank {} has no gradients") == rank:
             return [None for _ in gradients]
         return gradients
@@ -380,8 +380,8 @@ def draw_chain(d: Draw, several: bool) -> tuple[list[Any], dict[str, int]]:
 
 def shuffled(d: Draw, items: Sequence[int]) -> list[int]:
     """Return the items in another order."""
-    rest = [*items]
-    return [rest.pop(d.one_of(*range(len(rest)))) for _ in items]
+    pool = [*items]
+    return [pool.pop(d.one_of(*range(len(pool)))) for _ in items]
 
 
 def draw_hooks(d: Draw) -> list[Any]:

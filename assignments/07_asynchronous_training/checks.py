@@ -303,18 +303,18 @@ def pushing(mistaken: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any
         server, firsts = inputs[me]["server"], [joined(member["values"]) for member in inputs]
         older = [torch.full_like(first, float(inputs[me]["before"])) for first in firsts]
         received, pushed, after = [firsts[server] for _ in inputs], [], [firsts[server]]
-        seen: list[list[Tensor]] = [[] for _ in inputs]
+        places: list[list[Tensor]] = [[] for _ in inputs]
         for worker in inputs[me]["order"]:
-            target = joined(inputs[worker]["targets"][len(seen[worker])])
+            target = joined(inputs[worker]["targets"][len(places[worker])])
             place, push = mistaken(received[worker], firsts[worker], target, older[worker])
             older[worker] = older[worker] + place * target
-            seen[worker].append(place)
+            places[worker].append(place)
             pushed.append(push)
             after.append(after[-1] - inputs[me]["lr"] * push)
             received[worker] = after[-1]
         if me == server:
             return {GRADIENT: pushed, SERVED: after[1:]}
-        return {SEEN: seen[me], LAST: seen[me][-1]}
+        return {SEEN: places[me], LAST: places[me][-1]}
 
     return mistake
 

@@ -356,8 +356,8 @@ def draw_choice(d: Draw) -> list[Any]:
     choice = USUAL_CHOICE | d.maybe(feature, UNUSUAL_CHOICES[feature], {}, one_in=1)
     while True:
         k, tolerance = d.one_of(*choice["ranks"]), d.one_of(*choice["tolerances"])
-        others = [d.one_of(*WELL_CONDITIONED) for _ in range(d.one_of(*choice["others"]))]
-        names = [*choice["graphs"], *others][:: d.one_of(1, -1)]
+        usual = [d.one_of(*WELL_CONDITIONED) for _ in range(d.one_of(*choice["others"]))]
+        names = [*choice["graphs"], *usual][:: d.one_of(1, -1)]
         matrices = [GRAPHS[name](d, k) for name in names]
         if no_two_alike(matrices, tolerance):
             break

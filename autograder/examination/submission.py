@@ -243,26 +243,26 @@ class Submission:
 
     # The ranks -----------------------------------------------------------------------------
 
-    def runner(self, on: On | None = None, taken: Taken | None = None) -> Runner:
+    def runner(self, on: On | None = None, payload: Taken | None = None) -> Runner:
         """Return a runner for the cases of one check.
 
         Args:
             on: the kind of real ranks; by default, ranks whose messages the fabric here carries.
-            taken: what `take` returned; by default, it is called before the first case.
+            payload: what `take` returned; by default, it is called before the first case.
 
         """
         program: bytes | None = None
 
         def run(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
-            nonlocal program, taken
+            nonlocal program, payload
             program = program or pack_program(check.program)
-            taken = self.take(check.function) if taken is None else taken
-            if isinstance(taken, SubmissionError):
-                raise taken
+            payload = self.take(check.function) if payload is None else payload
+            if isinstance(payload, SubmissionError):
+                raise payload
             self._end_notebook()  # ranks have secret inputs, and must have nobody to tell
             deadline = self.budget.of(check.case_seconds(self.budget.settings.case_seconds))
             self._sandbox.watch_memory()
-            with CaseRanks(self._sandbox, check, case, inputs, program, taken, on) as ranks:
+            with CaseRanks(self._sandbox, check, case, inputs, program, payload, on) as ranks:
                 ranks.start()
                 try:
                     with self.budget:  # the student's clock runs only while the student's code runs
@@ -338,7 +338,7 @@ def examine(
     seed: str,
     hidden: Iterable[Case] = (),
     on: On | None = None,
-    taken: Taken | None = None,
+    payload: Taken | None = None,
 ) -> CheckReport:
     """Run the check's cases and return the result, even if the answers make its judge fail.
 
@@ -352,9 +352,9 @@ def examine(
         AuthorError: the check is broken.
 
     """
-    runners = {"": submission.runner(taken=taken)}
+    runners = {"": submission.runner(payload=payload)}
     if on is not None and check.answers is None and not check.only_on:
-        runners = {CARRIED: runners[""], WORDS[on]: submission.runner(on, taken)}
+        runners = {CARRIED: runners[""], WORDS[on]: submission.runner(on, payload)}
     try:
         report = run_on_each(name, check, runners, seed=seed, hidden=tuple(hidden))
     except (MachineFailure, SandboxUnavailable, AuthorError):

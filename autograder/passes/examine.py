@@ -236,7 +236,7 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             seed=verdict.seed,
             hidden=checks[name].hidden(verdict.class_seed),
             on=verdict.settings.get("on") or None,
-            taken=function,
+            payload=function,
         )
         verdict.notes += notes_on(report)
         verdict.limits += limits_of(report)

@@ -48,7 +48,7 @@ def run(answer: Any, only: Case | None = None, alive: Any = lambda: None, **chan
             raise answer
         return Observed(inputs if answer is None or only not in (None, case) else answer)
 
-    submission: Any = SimpleNamespace(runner=lambda taken: runner, check_alive=alive)
+    submission: Any = SimpleNamespace(runner=lambda payload: runner, check_alive=alive)
     return examine("02/f", replace(CHECK, **changes), submission, seed="1", hidden=[HIDDEN])
 
 
