@@ -174,18 +174,13 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _reap() -> list[tuple[int, int]]:
+    """Return (pid, exit status) of the children that have ended; end what they have started."""
     ended = []
     with suppress(ChildProcessError):
-        if not hasattr(os, "waitid"):  # macOS before Python 3.13
-            while (pid_and_status := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, status = pid_and_status
-                _signal(pid, signal.SIGKILL)
-                ended.append((pid, os.waitstatus_to_exitcode(status)))
-            return ended
-        # WNOWAIT keeps the child a zombie, so that the number of its group is still its own.
-        while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            _signal(child.si_pid, signal.SIGKILL)
-            pid, status = os.waitpid(child.si_pid, 0)
+        while (pid_and_status := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = pid_and_status
+            # No other group has this number yet: numbers are given in turn.
+            _signal(pid, signal.SIGKILL)
             ended.append((pid, os.waitstatus_to_exitcode(status)))
     return ended
 

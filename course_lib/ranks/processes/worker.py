@@ -146,7 +146,8 @@ def _run_call(
     reply = None
     try:
         try:
-            _begin(call)
+            with _failing:  # after the thread has failed the futures of the previous call
+                _current = call
             if (changed := reload_changed()) and rank == 0:
                 print(changed)
             value = join_call(parts[0], parts[1]())()
@@ -181,13 +182,6 @@ def _run_call(
 _current = 0
 """The number of the running call; 0 if there is none."""
 _failing = threading.Lock()
-
-
-def _begin(call: int) -> None:
-    """Note that a call begins, after the thread has failed the futures of the previous call."""
-    global _current
-    with _failing:
-        _current = call
 
 
 def _listen_for_giving_up(recorder: RankRecorder) -> None:
