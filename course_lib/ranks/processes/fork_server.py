@@ -270,16 +270,11 @@ def _start_tracker() -> None:
 
     A rank's own tracker would end with the rank, because the rank's process group is killed.
     """
-    before = os.environ.get("PYTHONWARNINGS")
     # Ranks are always killed, so a warning about what they have left would be no news.
-    os.environ["PYTHONWARNINGS"] = "ignore"
-    try:
-        with suppress(OSError):  # if no more processes are allowed, ranks start their own tracker
-            resource_tracker.ensure_running()
-    finally:
-        os.environ.pop("PYTHONWARNINGS")
-        if before is not None:
-            os.environ["PYTHONWARNINGS"] = before
+    sys.warnoptions.append("ignore")
+    with suppress(OSError):  # if no more processes are allowed, ranks start their own tracker
+        resource_tracker.ensure_running()
+    sys.warnoptions.pop()
 
 
 def _load(name: str) -> None:

@@ -146,8 +146,7 @@ def _run_call(
     reply = None
     try:
         try:
-            with _failing:  # after the thread has failed the futures of the previous call
-                _current = call
+            _begin(call)
             if (changed := reload_changed()) and rank == 0:
                 print(changed)
             value = join_call(parts[0], parts[1]())()
@@ -182,6 +181,13 @@ def _run_call(
 _current = 0
 """The number of the running call; 0 if there is none."""
 _failing = threading.Lock()
+
+
+def _begin(call: int) -> None:
+    """Note that a call begins, after the thread has failed the futures of the previous call."""
+    global _current
+    with _failing:
+        _current = call
 
 
 def _listen_for_giving_up(recorder: RankRecorder) -> None:
