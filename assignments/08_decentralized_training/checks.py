@@ -95,10 +95,6 @@ WEIGHT_MISTAKES = {
     "the weights of the links alone. A rank's own share is 1 minus the weights of its links": (
         lambda inputs, me, expected: {"W": expected[me]["W"].clone().fill_diagonal_(0)}
     ),
-    "the weights of a graph without links. If your code goes through the links twice: a generator "
-    "is empty after the first time. Begin with links = list(links)": with_links(
-        lambda d, other: 0 * d * other
-    ),
 }
 
 # Task 2: mixing -----------------------------------------------------------------------------------

@@ -33,9 +33,7 @@ staleness__counting_up_edited = edits_of(
     ),
     Mutant("one_per_event", "was not asked for", "[worker] = 0", "[worker] = 0; ages.append(0)"),
     Mutant("a_version", "the versions that were pulled", "(age", "(len(ages) - age"),
-    Mutant(
-        "leaves_out_its_own", "the number of pushes by other workers", "+= 1", "+= other != worker"
-    ),
+    Mutant("leaves_out_its_own", "pushes by other workers", "+= 1", "+= other != worker"),
     Mutant(
         "in_a_table",
         "workers with large numbers",
@@ -75,9 +73,7 @@ async_server__as_a_class_edited = edits_of(
     Mutant("live_weights", "pull must return copies", "w.detach().clone()", "w"),
     Mutant("not_aware", "a step that does not divide by 1 + τ", "alpha=lr / (1 + age)", "alpha=lr"),
     Mutant("divides_by_staleness", "divide by 1 + τ, as τ may be 0", "/ (1 + age", "/ max(age, 1"),
-    Mutant(
-        "in_new_memory", "the weights at the start", "list(params)", "[p.clone() for p in params]"
-    ),
+    Mutant("in_new_memory", "weights at the start", "list(params)", "[p.clone() for p in params]"),
     Mutant("for_all_servers", "staleness of push", "0, {}", "0, globals().setdefault(0, {})"),
     Mutant(
         "leaves_out_zeros",
@@ -115,9 +111,7 @@ def work__vector_functions(params, loss, updates, server):
 
 work__vector_functions_edited = edits_of(
     work__vector_functions,
-    Mutant(
-        "own_weights", "this worker's own first weights", "incoming.clone(), params", "incoming, []"
-    ),
+    Mutant("own_weights", "own first weights", "incoming.clone(), params", "incoming, []"),
     Mutant("adds_up", "if a gradient is added to older ones", "p.grad = None", "pass"),
     Mutant("pushes_weights", "if the workers push weights: push gradients", "grad.", "detach()."),
     Mutant("server_is_rank_0", "the server is rank", "=server", "=0", VIRTUAL),

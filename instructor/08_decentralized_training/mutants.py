@@ -41,7 +41,7 @@ metropolis_weights__by_sets_edited = edits_of(
         "[[] for _",
         also=((".add(", ".append("),),
     ),
-    Mutant("walks_twice", "links = list(links)", "neighbours = [", "list(links); neighbours = ["),
+    Mutant("walks_twice", "a second loop", "neighbours = [", "list(links); neighbours = ["),
 )
 
 

@@ -32,7 +32,7 @@ speed_of_light__by_kind_edited = edits_of(
         "__import__('importlib').import_module('course_lib.capstone.light'); return",
         ("grader",),
     ),
-    Mutant("walks_twice", "each of them only once", "max(flops)", "sum(flops) and max(flops)"),
+    Mutant("walks_twice", "a second loop", "max(flops)", "sum(flops) and max(flops)"),
 )
 
 
@@ -179,9 +179,7 @@ train__local_steps_edited = edits_of(
         also=(("step % 24 == 0", "step == 3"),),
     ),
     Mutant("steps_after_the_last_mean", "different weights", "range(1, 73)", "range(1, 74)"),
-    Mutant(
-        "returns_a_tensor", "does not return a number", "return sent", "return torch.tensor(sent)"
-    ),
+    Mutant("returns_a_tensor", "not return a number", "return sent", "return torch.tensor(sent)"),
     Mutant(
         "counts_the_tensor",
         "rank 0 says that it sent",
