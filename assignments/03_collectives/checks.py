@@ -187,21 +187,22 @@ def form_of_sums(case: Case, inputs: Sequence[Any], rank: int) -> Any:
 
 @sees(form_of_sums)
 def expect_one_order(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
-    """Judge that both sums are right up to rounding, and that they have the same bits."""
+    """Judge that all sums are right up to rounding, and that the first two have the same bits."""
     for rank, (rank_input, value) in enumerate(zip(inputs, values, strict=True)):
+        every = rank_input["all parts"]
         for name, total in value.items():
-            parts = rank_input["parts"][:1] if name == ONE else rank_input["all parts"]
+            parts = rank_input["parts"][:1] if name == ONE else every
             m, exact = len(parts), parts.double().sum(0)
             rounded = m * torch.finfo(parts.dtype).eps * parts.double().abs().sum(0)
             if not ((total.double() - exact).abs() <= rounded).all():
                 message = f"rank {rank}: {name} is not the sum of the {counted(m, 'part')}"
                 raise Wrong(f"{message} of its group, not even up to rounding")
-        m = len(rank_input["all parts"])
         apart = value["sum"] != value["sum on one rank"]
         if apart.any():
             raise Wrong(
                 f"rank {rank}: {int(apart.sum())} of {counted(apart.numel(), 'number')} of the sum "
-                f"have other bits than your own sum of the same {counted(m, 'part')} on one rank",
+                f"have other bits than your own sum of the same {counted(len(every), 'part')} on "
+                "one rank",
                 "Draw the tree in which each of them adds the parts. It must be one tree: what "
                 "happens inside a rank and what happens between ranks are levels of it.",
             )
