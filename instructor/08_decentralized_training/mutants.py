@@ -76,13 +76,6 @@ start_mixing__receives_first_edited = edits_of(
     Mutant("own_tensor_at_weight_1", "its weight is W[i, i]", "float(weights[rank, rank]) * ", ""),
     Mutant("tiny_is_nothing", "without ranks of tiny weight", "> 0", "> 1e-6"),
     Mutant(
-        "buffers_for_all_calls",
-        "buffer of recv",
-        "torch.empty_like(data) for j",
-        "globals().setdefault(j, torch.empty_like(data)) for j",
-        ("simulated",),
-    ),
-    Mutant(
         "matrix_of_the_first_call",
         "second tensor",
         "rank, k =",
