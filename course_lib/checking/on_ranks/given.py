@@ -258,7 +258,7 @@ def simple(value: Any) -> Any:
     return operator.index(value)
 
 
-def expect_function(value: Any, name: str) -> Callable[..., Any]:
+def expect_function(value: object, name: str) -> Callable[..., Any]:
     """Return what a student's function returned, called `name`; raise TypeError unless callable."""
     if not callable(value):
         raise TypeError(f"{name} is {type(value).__name__}, expected a function")
