@@ -67,8 +67,7 @@ def with_last_element(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -
     def bounds(length: int, k: int, rank: int) -> tuple[int, int]:
         # By the usual formula, an empty shard is at the end.
         numbers = re.findall(r"\d+", expected[0][bounds_of(length, k)][rank]) or (length, length)
-        start, stop = map(int, numbers)
-        return start, stop - 1
+        return int(numbers[0]), int(numbers[1]) - 1
 
     return bounds_if(bounds)(inputs, me, expected)
 
