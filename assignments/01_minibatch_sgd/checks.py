@@ -295,14 +295,16 @@ COUNT_ROWS = "Count rows and not steps: all runs read one curve, in the middle o
 
 def run_rates(learning_rate: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``learning_rate(rows_seen, batch, peak, warmup_rows, total_rows)`` for every step."""
-    rates: list[list[Any]] = [[None] * len(steps) for steps in inputs["runs"]]
+    rates = [torch.zeros(len(steps), dtype=torch.float64) for steps in inputs["runs"]]
     # From the last step to the first, in both runs by turns, to find a function that counts calls.
     with refusing(*OPTIMIZERS):
         for i in reversed(range(max(map(len, rates)))):
             for held, steps in zip(rates, inputs["runs"], strict=True):
                 if i < len(held):
-                    held[i] = learning_rate(*steps[i], *inputs["curve"])
-    return {"run {}, rate in step {}": rates}
+                    if (rate := learning_rate(*steps[i], *inputs["curve"])) is None:
+                        raise TypeError("learning_rate returned None, expected a number")
+                    held[i] = float(rate)
+    return {"run {}, rate in step": rates}
 
 
 def draw_rates(d: Draw) -> list[Any]:

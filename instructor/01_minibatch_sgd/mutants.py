@@ -188,7 +188,6 @@ learning_rate__by_formula_edited = edits_of(
     Mutant("reads_the_end", "where the batch ends", "batch / 2", "batch"),
     Mutant("of_the_batch_before", "Count rows and not steps", "+ batch / 2", "- batch / 2"),
     Mutant("whole_half", "Count rows and not steps", "batch / 2", "batch // 2"),
-    Mutant("multiplies_steps", "Count rows and not steps", "rows_seen +", "rows_seen * batch +"),
     Mutant("peak_by_batch", "Count rows and not steps", "peak *", "peak * batch / 4 *"),
     Mutant("whole_shares", "Count rows and not steps", "row / warmup", "row // warmup"),
     Mutant("asks_too_early", "rate in step", "if row < warmup_rows", "if rows_seen < warmup_rows"),
