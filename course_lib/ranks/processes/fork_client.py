@@ -363,7 +363,7 @@ def _environment() -> dict[str, str]:
         # Otherwise macOS ends a fork that is the first to use an Objective-C class.
         "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
         # On one machine, gloo can use loopback and needs no host name that resolves.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or loopback,
         "PYTHONUNBUFFERED": "1",
         # PyTorch's flight recorder keeps the stack of every operation, and is not used here.
         "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "0"),
