@@ -23,7 +23,7 @@ def torchrun(folder, *arguments, ranks=4, **variables):
         command.append("--standalone")
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]),
         "TMPDIR": str(folder),  # torchrun never removes its folder for logs
         "OMP_NUM_THREADS": "1",
         **variables,
