@@ -67,6 +67,7 @@ class HandIn:
             the student's number (``mod/assign/feedback/file/importziplib.php``). Canvas wants the
             numbers of the student and of one of their files (``generate_comments_from_files`` in
             ``app/models/assignment.rb``).
+        shared_by: the id of the member of a group who submitted this, if it was another one.
 
     """
 
@@ -78,6 +79,7 @@ class HandIn:
     order: int = 0
     notes: list[str] = field(default_factory=list)
     returned_as: str = ""
+    shared_by: str = ""
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     folders, name = Folders.at(root), arguments.assignment
     roster = kept_roster(folders.data)
     everyone = students(folders, name)
-    in_class = [s for s in everyone if not roster or s in roster.students]
+    in_class = [s for s in everyone if roster.has(s)]
     left = sorted(set(everyone) - set(in_class))
     verdicts = {student: list(current(folders, name, student).values()) for student in in_class}
     if not any(verdicts.values()):
