@@ -32,8 +32,6 @@ from autograder.course import Folders, load_config
 
 _DRAFT = "Draft (not submitted)"
 """The beginning of a status in Moodle's worksheet, in English."""
-EXCHANGE = "/usr/local/share/nbgrader/exchange"
-"""nbgrader's default folder of the exchange."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ def hand_ins_by_student(
 def _gather(config: Config, source: str, assignment: str, format: str) -> Gathered:
     path = Path(source).expanduser()
     if source == "exchange" or format == "exchange":
-        top = Path(str(config.Exchange.get("root", EXCHANGE))) if source == "exchange" else path
+        top = Path(config.Exchange.root) if source == "exchange" else path
         course = str(config.CourseDirectory.course_id)
         places = (top / course / "inbound", top / "inbound", top)
         inbounds = [f for f in places if f.name == "inbound" and f.is_dir()]

@@ -180,21 +180,17 @@ def read_roster(path: Path) -> Roster:
                 f"{path}, line {number}: {student.student_id!r} cannot be a student id: use only "
                 "letters, digits and . _ - @ +" + (f", for example {instead}" if instead else "")
             )
-        if student == students.get(student.student_id):
-            continue  # a line for each of their sections
-        if student.student_id in students:
+        if students.setdefault(student.student_id, student) != student:
             raise SourceError(
                 f"{path}, line {number}: {student.student_id} is in the list twice, and the two "
                 "lines differ: correct one of them"
             )
-        students[student.student_id] = student
-        if student.system_id in numbers:
+        other = numbers.setdefault(student.system_id, student.student_id)
+        if student.system_id and other != student.student_id:
             raise SourceError(
                 f"{path}, line {number}: {student.student_id} has the number {student.system_id}, "
-                f"as {numbers[student.system_id]} has: correct one of them"
+                f"as {other} has: correct one of them"
             )
-        if student.system_id:
-            numbers[student.system_id] = student.student_id
     if not students:
         raise SourceError(
             f"{path} has a header but no students: add one line per student, with a student_id"

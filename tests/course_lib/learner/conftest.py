@@ -70,7 +70,10 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write(folder / f"lectures/{NAME}.ipynb", notebook("a = 1", link="#"))
     write(folder / f"assignments/{NAME}/{NAME}.ipynb", assignment(STUB))
     solved = f"### BEGIN SOLUTION\n{RIGHT}\n### END SOLUTION"
-    write(folder / f"instructor/{NAME}/{NAME}.ipynb", assignment(solved, answer="Because."))
+    source = assignment(solved)
+    scheme = "=== BEGIN MARK SCHEME ===\nBecause.\n=== END MARK SCHEME ==="
+    source.cells.insert(-1, cell("markdown", f"Why?\n{scheme}", grade_id="asked", locked=True))
+    write(folder / f"instructor/{NAME}/{NAME}.ipynb", source)
     write(folder / f"assignments/{NAME}/checks.py", CHECKS)
     for module in ("start", "check", "progress", "solution"):
         monkeypatch.setattr(f"course_lib.learner.{module}.find_course", lambda: folder)
