@@ -23,13 +23,12 @@ root = Path(__file__).resolve().parent
 # To use another class in the same checkout, such as one that `make` has graded:
 # make formgrader GRADING=grading/demo
 grading = Path(os.environ.get("GRADING") or "grading")
-# Students submit through it on a hub. Elsewhere nobody does, and formgrader wants one all the same.
+# SQLite makes the gradebook, but no folder for it. If nothing may be written, nbgrader says so.
+with contextlib.suppress(OSError):
+    (root / grading / "exchange").mkdir(parents=True, exist_ok=True)
+# Students submit through an exchange on a hub. Elsewhere nobody does, but formgrader wants one.
 exchange = Path(os.environ.get("EXCHANGE") or "/usr/local/share/nbgrader/exchange")
-if not exchange.is_dir():
-    exchange = root / grading / "exchange"
-    with contextlib.suppress(OSError):
-        exchange.mkdir(parents=True, exist_ok=True)
-c.Exchange.root = str(exchange)
+c.Exchange.root = str(exchange if exchange.is_dir() else root / grading / "exchange")
 
 c.CourseDirectory.course_id = "sgd-to-ddp"
 c.CourseDirectory.root = str(root)

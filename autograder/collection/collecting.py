@@ -14,9 +14,16 @@ from typing import NamedTuple
 import nbformat
 from traitlets.config import Config
 
-from autograder.collection._placing import SECRET, Places, digest_of
+from autograder.collection._placing import Places, digest_of
 from autograder.collection.extensions import read_extensions
-from autograder.collection.formats import EXCHANGE_FOLDER, Gathered, HandIn, Refused, gather
+from autograder.collection.formats import (
+    EXCHANGE_FOLDER,
+    SECRET,
+    Gathered,
+    HandIn,
+    Refused,
+    gather,
+)
 from autograder.collection.listing import Entry, SourceError, list_source
 from autograder.collection.roster import (
     Roster,

@@ -43,6 +43,8 @@ EXCHANGE_FOLDER = re.compile(
     r"(?P<id>[^/]+)\+(?P<assignment>[^/+]+)\+(?P<time>[^/+]+ UTC)(?:\+[^/]*)?"
 )
 """The name that ``nbgrader submit`` gives to a submission's folder."""
+SECRET = "submission_secret.txt"
+"""The file by which ``nbgrader fetch_feedback`` finds a page; each submission has another one."""
 _EXCHANGE = re.compile(rf"(?:.*/)?inbound/{EXCHANGE_FOLDER.pattern}/(?P<file>.+)")
 _EXPORTS = {"moodle": _MOODLE, "canvas": _CANVAS, "gradescope": _GRADESCOPE}
 FORMATS = (*_EXPORTS, "exchange", "folder")

@@ -97,9 +97,9 @@ class Roster:
     def group_of(self, student_id: str) -> list[str]:
         """Return a student and the other members of their group, if they are in one."""
         group = self.students[student_id].group if student_id in self.students else ""
-        return [s for s in self.students if group and self.students[s].group == group] or [
-            student_id
-        ]
+        if not group:
+            return [student_id]
+        return [name for name, student in self.students.items() if student.group == group]
 
     def find(self, system_id: str, name: str, is_number: bool = False) -> Student | None:
         """Return the student with this id of the course, number of the system, or unique name.

@@ -150,9 +150,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run the demo for the command line; return the exit status."""
     print(f"\n{table(demo(root, arguments.on))}\n")
-    print(
-        "The written question has 3 points. Two have answered it, and wait for you in formgrader:"
-    )
+    print("Two have answered the written question, which has 3 points. Read them in formgrader:")
     print("  make formgrader GRADING=grading/demo")
     print(f"Feedback as the students would read it: {root / 'grading/demo/feedback'}")
     return 0

@@ -14,8 +14,8 @@ from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import notebook_hash
 from traitlets.config import Config
 
-from autograder.collection._placing import SECRET
 from autograder.collection.collecting import hand_ins_by_student
+from autograder.collection.formats import SECRET
 from autograder.commands import add_assignment, add_students, print_step
 from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
@@ -169,10 +169,8 @@ def release(root: Path, assignment: str, only: Sequence[str]) -> list[str]:
     reached = {f.parent.name for f in folders if all((f / name).is_file() for name in required)}
     unreached = {f.parent.name for f in folders} - reached
     left_out = {name for name in reached if only and name not in only}
-    exchanged = Path(config.Exchange.root, config.CourseDirectory.course_id, "feedback")
-    left_out |= {
-        f.parent.name for f in folders if f.parent.name in reached and _is_in(exchanged, f)
-    }
+    to = Path(config.Exchange.root, config.CourseDirectory.course_id, "feedback")
+    left_out |= {f.parent.name for f in folders if f.parent.name in reached and _is_in(to, f)}
     without = sorted(name for name in unreached if name in only or not only)
     if reached == left_out:
         return without

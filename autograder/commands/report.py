@@ -31,10 +31,6 @@ frequent reasons for failures with the students who got them, and the time of ea
 points are those that were last booked from checks. The same report is written as a page,
 grading/report/ASSIGNMENT.html. It names students, so never hand it out. The command changes no
 grades."""
-EXAMPLES = """\
-examples:
-  autograder report 02_data_parallel_sgd"""
-
 add_options = add_assignment
 MOST = 10
 """Number of reasons that are listed for a task."""
