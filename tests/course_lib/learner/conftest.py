@@ -42,7 +42,7 @@ def cell(kind: str, source: str, **nbgrader: object) -> NotebookNode:
     return made
 
 
-def assignment(*written: str, answer: str = "YOUR ANSWER HERE") -> NotebookNode:
+def assignment(*written: str) -> NotebookNode:
     """Return a notebook with a task, a cell to play with, its check, and a question."""
     played = v4.new_code_cell("raise SystemExit('played with')")
     played.metadata["tags"] = ["explore"]
@@ -55,7 +55,9 @@ def assignment(*written: str, answer: str = "YOUR ANSWER HERE") -> NotebookNode:
             *(cell("code", more) for more in written[1:]),
             played,
             cell("code", asked, grade_id="rank", grade=True, points=3),
-            cell("markdown", answer, grade_id="why", grade=True, solution=True, points=2),
+            cell(
+                "markdown", "YOUR ANSWER HERE", grade_id="why", grade=True, solution=True, points=2
+            ),
         ]
     )
 
@@ -70,7 +72,10 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write(folder / f"lectures/{NAME}.ipynb", notebook("a = 1", link="#"))
     write(folder / f"assignments/{NAME}/{NAME}.ipynb", assignment(STUB))
     solved = f"### BEGIN SOLUTION\n{RIGHT}\n### END SOLUTION"
-    write(folder / f"instructor/{NAME}/{NAME}.ipynb", assignment(solved, answer="Because."))
+    source = assignment(solved)
+    scheme = "=== BEGIN MARK SCHEME ===\nBecause.\n=== END MARK SCHEME ==="
+    source.cells.insert(-1, cell("markdown", f"Why?\n{scheme}", grade_id="asked", locked=True))
+    write(folder / f"instructor/{NAME}/{NAME}.ipynb", source)
     write(folder / f"assignments/{NAME}/checks.py", CHECKS)
     for module in ("start", "check", "progress", "solution"):
         monkeypatch.setattr(f"course_lib.learner.{module}.find_course", lambda: folder)
