@@ -46,12 +46,21 @@ def end(job: subprocess.Popen[bytes]) -> bytes:
         return job.stdout.read()
 
 
+def finish(job: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Wait for a job's end, and return what it prints; end it after five minutes."""
+    try:
+        return job.communicate(timeout=300)
+    finally:
+        if job.poll() is None:
+            end(job)
+
+
 def torchrun(folder: Path, world_size: int, script: str | Path, *options: str) -> str:
     """Run a script in `folder` on so many ranks; return what they print.
 
     `script` is a path, or the name of a script of the lectures.
     """
     job = start(folder, SCRIPTS / script, *options, ranks=world_size, stderr=subprocess.PIPE)
-    printed, errors = job.communicate(timeout=300)
+    printed, errors = finish(job)
     assert job.returncode == 0, errors.decode()
     return printed.decode()

@@ -11,7 +11,7 @@ import torch
 from course_lib.train import ConfigError, TrainConfig, train
 from course_lib.train import __main__ as command_line
 from tests.helpers import ROOT
-from tests.helpers.torchrun import end, start
+from tests.helpers.torchrun import finish, start
 from tests.helpers.train_runs import same_everywhere
 
 SMALL = [
@@ -47,7 +47,7 @@ def test_a_killed_rank_leads_to_a_restart_and_the_loss_of_an_uninterrupted_run(r
     (tmp_path / "killed.py").write_text(KILLED)
     options = [*SMALL, "--steps", "12", "--checkpoint", "kept", "--checkpoint-every", "3"]
     job = start(tmp_path, "--max-restarts", "1", "killed.py", *options)
-    output = job.communicate(timeout=300)[0].decode()
+    output = finish(job)[0].decode()
     assert job.returncode == 0, output
     assert (tmp_path / "rank 1 was killed").exists()
     assert "continuing from kept at step 6 of 12" in output
@@ -71,13 +71,9 @@ def vars_of(options: list[str]):
 def test_ctrl_c_ends_all_ranks_at_once_and_without_tracebacks_of_ours(tmp_path):
     options = [*SMALL, "--steps", "1000000", "--checkpoint", "kept", "--checkpoint-every", "5"]
     job = start(tmp_path, "-m", "course_lib.train", *options)
-    try:
-        assert any(b"step      10/1000000" in line for line in job.stdout)
-        job.send_signal(signal.SIGINT)  # torchrun passes it on to the ranks
-        printed = job.communicate(timeout=300)[0].decode()
-    finally:
-        if job.poll() is None:
-            end(job)
+    assert any(b"step      10/1000000" in line for line in job.stdout)
+    job.send_signal(signal.SIGINT)  # torchrun passes it on to the ranks
+    printed = finish(job)[0].decode()
     assert job.returncode != 0
     assert "course_lib/train" not in printed  # torchrun's own traceback is all there is
     assert "KeyboardInterrupt" not in printed and "terminate called" not in printed
