@@ -1,13 +1,9 @@
 """A course with one small assignment, its solution, and a desk."""
 
-from __future__ import annotations
-
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from nbformat import NotebookNode, v4
+from nbformat import v4
 
 from tests.helpers.desk_files import notebook, write
 
@@ -35,14 +31,14 @@ CHECKS = {
 """
 
 
-def cell(kind: str, source: str, **nbgrader: object) -> NotebookNode:
+def cell(kind: str, source: str, **nbgrader: object):
     made = v4.new_code_cell(source) if kind == "code" else v4.new_markdown_cell(source)
     if nbgrader:
         made.metadata["nbgrader"] = {"grade": False, "solution": False, **nbgrader}
     return made
 
 
-def assignment(*written: str) -> NotebookNode:
+def assignment(*written: str):
     """Return a notebook with a task, a cell to play with, its check, and a question."""
     played = v4.new_code_cell("raise SystemExit('played with')")
     played.metadata["tags"] = ["explore"]
@@ -63,7 +59,7 @@ def assignment(*written: str) -> NotebookNode:
 
 
 @pytest.fixture
-def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def course(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """Yield a course whose one check asks for a rank's own number; we stand beside it."""
     (temporary := tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -85,6 +81,6 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def mine(course: Path) -> Path:
+def mine(course):
     """Return where the student's copy will lie."""
     return course / "work" / "assignments" / NAME / f"{NAME}.ipynb"
