@@ -159,7 +159,7 @@ def time_steps(problem: Problem, name: str, network: Network) -> Pace:
 
 def _time_steps(problem: Problem, name: str, network: Network) -> Pace:
     multiple = ALGORITHMS[name].period
-    tries, limit = (_FIRST_TRY, _LAST_TRY) if multiple == 1 else (3 * multiple, 6 * multiple)
+    tries, limit = max(_FIRST_TRY, 3 * multiple), max(_LAST_TRY, 6 * multiple)
     while True:
         times, _ = run_steps(problem, name, setting_of(name), 0, tries, network)
         pace = pace_of(times, multiple)
