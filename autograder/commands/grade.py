@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import fcntl
 import itertools
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,11 @@ from autograder.collection.repair import damage, place_aside
 from autograder.commands import add_assignment, add_students, print_step
 from autograder.course import Folders, Settings, find_sources, load_config
 from autograder.errors import CommandFailed
-from autograder.examination.gpus import gpu_access
 from autograder.passes.late import renew_penalties
 from autograder.pool.book import book
 from autograder.pool.class_list import handed_in, standings, students, verdict_on
-from autograder.pool.workers import MACHINE, Outcome, grade_all
-from autograder.sandbox.sandbox import Sandbox
+from autograder.pool.grade_all import grade_all
+from autograder.pool.worker import MACHINE, Outcome
 from course_lib.cores import usable_cores
 from course_lib.ranks.explain.words import counted
 
@@ -51,6 +51,7 @@ def grade_class(
     settings: Settings,
     *,
     jobs: int,
+    launch: Sequence[str] = (),
     again: bool = False,
 ) -> list[Outcome]:
     """Run the first phase, with progress on the terminal; return the outcome of each notebook.
@@ -59,8 +60,8 @@ def grade_class(
 
     Raises:
         NothingToGrade: there is no such assignment or submission.
-        SandboxUnavailable: there is no sandbox, so nothing is graded.
-        CommandFailed: another command is grading this assignment.
+        CommandFailed: another command is grading this assignment, or no worker could be started,
+            so nothing is graded.
 
     """
     find_sources(root)
@@ -82,11 +83,6 @@ def grade_class(
             target = str(folders.graded(assignment, verdict.student) / f"{verdict.key}.json")
             graded.append(Outcome(str(path), target, unchanged=True, notes=verdict.notes))
             _remember(folders, graded[-1])
-        if waiting:
-            with Sandbox() as sandbox:
-                sandbox.make_ready()
-            if settings.on == "gpu":
-                gpu_access()
         numbers = itertools.count(1)
 
         def tell(outcome: Outcome) -> None:
@@ -94,7 +90,9 @@ def grade_class(
             print_step("graded", next(numbers), len(waiting), note)
             _remember(folders, outcome)
 
-        return graded + grade_all(root, assignment, waiting, settings, jobs=jobs, tell=tell)
+        return graded + grade_all(
+            root, assignment, waiting, settings, jobs=jobs, launch=launch, tell=tell
+        )
 
 
 def book_class(root: Path, assignment: str, only: Sequence[str], settings: Settings) -> list[str]:
@@ -198,12 +196,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=usable_cores(),
         help="submissions graded at the same time (default: %(default)s, one per core)",
     )
+    parser.add_argument(
+        "--launch",
+        metavar="PREFIX",
+        type=shlex.split,
+        default=[],
+        help="what runs a command on another machine that has the same folders, such as "
+        "'srun -n1 -c2 --mem 8G' or 'ssh node7': it is put before the command of each of --jobs "
+        "workers (default: they run on this machine)",
+    )
     add_students(parser)
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),
         help="if a solution passes on the simulated network, run it again on real ranks: cpu "
-        "(gloo) or gpu; with gpu, one submission at a time uses all GPUs "
+        "(gloo) or gpu; with gpu, one submission at a time uses all GPUs of a machine "
         "(default: the setting in nbgrader_config.py)",
     )
 
@@ -215,12 +222,12 @@ def _positive(text: str) -> int:
 
 
 def choices(root: Path, arguments: argparse.Namespace) -> tuple[Settings, int]:
-    """Return the settings and the number of jobs."""
+    """Return the settings and the number of workers."""
     settings = Settings.of(load_config(root))
     if arguments.on:
         settings = replace(settings, on=arguments.on)
     jobs = arguments.jobs
-    if settings.on == "gpu" and jobs > 1:
+    if settings.on == "gpu" and jobs > 1 and not arguments.launch:
         print("on GPUs, one submission is graded at a time: --jobs is ignored")
         jobs = 1
     return settings, jobs
@@ -230,7 +237,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Grade and book for the command line; return the exit status."""
     assignment = arguments.assignment
     settings, jobs = choices(root, arguments)
-    outcomes = grade_class(root, assignment, arguments.student, settings, jobs=jobs)
+    outcomes = grade_class(
+        root, assignment, arguments.student, settings, jobs=jobs, launch=arguments.launch
+    )
     unbooked = book_class(root, assignment, arguments.student, settings)
     status = report(outcomes)
     if unbooked:
