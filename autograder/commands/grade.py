@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from autograder.collection.repair import damage, place_aside
 from autograder.commands import add_assignment, add_students, print_step
@@ -50,13 +51,13 @@ def grade_class(
     only: Sequence[str],
     settings: Settings,
     *,
-    jobs: int,
-    launch: Sequence[str] = (),
     again: bool = False,
+    **workers: Any,
 ) -> list[Outcome]:
     """Run the first phase, with progress on the terminal; return the outcome of each notebook.
 
-    A notebook that has a verdict on the same content is graded only if `again`.
+    A notebook that has a verdict on the same content is graded only if `again`. `workers` are the
+    options of `grade_all`.
 
     Raises:
         NothingToGrade: there is no such assignment or submission.
@@ -90,9 +91,7 @@ def grade_class(
             print_step("graded", next(numbers), len(waiting), note)
             _remember(folders, outcome)
 
-        return graded + grade_all(
-            root, assignment, waiting, settings, jobs=jobs, launch=launch, tell=tell
-        )
+        return graded + grade_all(root, assignment, waiting, settings, tell=tell, **workers)
 
 
 def book_class(root: Path, assignment: str, only: Sequence[str], settings: Settings) -> list[str]:
@@ -221,8 +220,8 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def choices(root: Path, arguments: argparse.Namespace) -> tuple[Settings, int]:
-    """Return the settings and the number of workers."""
+def choices(root: Path, arguments: argparse.Namespace) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings, and the options for the workers."""
     settings = Settings.of(load_config(root))
     if arguments.on:
         settings = replace(settings, on=arguments.on)
@@ -230,16 +229,14 @@ def choices(root: Path, arguments: argparse.Namespace) -> tuple[Settings, int]:
     if settings.on == "gpu" and jobs > 1 and not arguments.launch:
         print("on GPUs, one submission is graded at a time: --jobs is ignored")
         jobs = 1
-    return settings, jobs
+    return settings, {"jobs": jobs, "launch": arguments.launch}
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Grade and book for the command line; return the exit status."""
     assignment = arguments.assignment
-    settings, jobs = choices(root, arguments)
-    outcomes = grade_class(
-        root, assignment, arguments.student, settings, jobs=jobs, launch=arguments.launch
-    )
+    settings, workers = choices(root, arguments)
+    outcomes = grade_class(root, assignment, arguments.student, settings, **workers)
     unbooked = book_class(root, assignment, arguments.student, settings)
     status = report(outcomes)
     if unbooked:

@@ -17,8 +17,8 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,96 +74,93 @@ def grade_all(
     names = [str(path.resolve()) for path in paths]
     job = {"course": str(root), "assignment": assignment, "settings": asdict(settings)}
     seconds = START_SECONDS + 2 * PATIENCE * settings.submission_seconds
-    pool = _Pool(names, lambda: _Worker.start(launch, job, seconds), tell)
-    asyncio.run(pool.grade(min(jobs, len(names)), bool(launch)))
+    pool = _Pool(deque(names), launch, job, seconds, tell)
+    asyncio.run(pool.grade(min(jobs, len(names))))
     return [pool.outcomes[name] for name in names]
 
 
+@dataclass
 class _Pool:
     """The submissions of a class, and the workers that grade them.
 
     Attributes:
+        waiting: the paths of the notebooks that no worker has.
         outcomes: path → outcome, of the notebooks that are done.
+        workers: those that are started, and not ended.
+        attempts: path → number of attempts.
+        failure: the last outcome of a self-test that failed.
 
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        start: Callable[[], Awaitable[_Worker]],
-        tell: Callable[[Outcome], None],
-    ) -> None:
-        self.outcomes: dict[str, Outcome] = {}
-        self._waiting = deque(paths)
-        self._start, self._tell = start, tell
-        self._workers: list[_Worker] = []
-        self._attempts: Counter[str] = Counter()
-        self._failed_starts = 0
-        self._said = ""
+    waiting: deque[str]
+    launch: Sequence[str]
+    job: dict[str, Any]
+    seconds: float
+    tell: Callable[[Outcome], None]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    workers: list[_Worker] = field(default_factory=list)
+    attempts: Counter[str] = field(default_factory=Counter)
+    failure: Outcome = field(default_factory=lambda: Outcome(""))
 
-    async def grade(self, jobs: int, elsewhere: bool) -> None:
-        """Grade all; then nobody waits for workers that still wait for a cluster."""
-        total = len(self._waiting)
+    async def grade(self, jobs: int) -> None:
+        """Grade all, or give up if no worker can be started any more."""
+        total, missing = len(self.waiting), 0
         working = {asyncio.create_task(self._work()) for _ in range(jobs)}
-        while len(self.outcomes) < total:
+        while working and len(self.outcomes) < total:
             ended, working = await asyncio.wait(
                 working, timeout=TELL_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
             for task in ended:
                 task.result()
-            if elsewhere and (waiting := sum(w.host is None for w in self._workers)):
-                self._say(f"{waiting} of {len(self._workers)} workers wait for the cluster")
+            before, missing = missing, jobs - sum(w.host is not None for w in self.workers)
+            if self.launch and self.waiting and missing not in (0, before):
+                why = self.failure.failed and f". The last that failed: {self.failure.failed}"
+                print(f"{missing} of {jobs} workers wait for the cluster{why}", flush=True)
+        while working:
+            for worker in self.workers:  # those for which a cluster still has no room
+                worker.end()
+            _, working = await asyncio.wait(working, timeout=PAUSE_SECONDS)
+        failure = self.failure
+        if self.waiting and not self.outcomes:
+            raise CommandFailed(f"nobody was graded: {failure.fault}: {failure.failed}")
+        for path in self.waiting:
+            self._done(replace(failure, path=path, failed=f"{failure.failed} (not tried again)"))
 
     async def _work(self) -> None:
-        """Grade with one worker after the other, until nothing waits or others do what is left."""
-        while self._waiting:
-            failure = await self._one_worker()
-            if failure and not await self._again(failure):
-                break
+        """Grade with one worker after the other, until nothing waits or none can be started."""
+        failed_starts = 0
+        while self.waiting and failed_starts < ATTEMPTS:
+            ready = await self._one_worker()
+            failed_starts = failed_starts + 1 if ready.failed else 0
+            if ready.failed:
+                self.failure = ready
+                if ready.fault != MACHINE:
+                    break
+                await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _one_worker(self) -> Outcome | None:
-        """Grade with a new worker, until its machine fails; return why it could not begin."""
+    async def _one_worker(self) -> Outcome:
+        """Grade with a new worker, until its machine fails; return the outcome of its self-test."""
         try:
-            worker = await self._start()
+            worker = await _Worker.start(self.launch, self.seconds)
         except OSError as error:
             return Outcome("", failed=str(error), fault=MACHINE)
-        self._workers.append(worker)
+        self.workers.append(worker)
         try:
-            ready = await worker.ready()
-            if ready.failed:
-                return ready
-            self._failed_starts = 0
-            while self._waiting:
-                outcome = await worker.grade(self._waiting.popleft())
+            outcome = ready = await worker.answer(self.job)
+            while self.waiting and outcome.fault != MACHINE and not ready.failed:
+                path = self.waiting.popleft()
+                outcome = await worker.answer(path, path)
                 self._take(outcome)
-                if outcome.fault == MACHINE:
-                    break
-            return None
+            return ready
         finally:
-            self._workers.remove(worker)
+            self.workers.remove(worker)
             await worker.close()
 
-    async def _again(self, failure: Outcome) -> bool:
-        """After a worker could not begin, return whether to start one; if nobody will, give up."""
-        if failure.fault == MACHINE and self._workers:
-            self._say(f"a worker could not begin, others go on: {failure.failed}")
-            return False
-        self._failed_starts += 1
-        if failure.fault == MACHINE and self._failed_starts < ATTEMPTS:
-            await asyncio.sleep(PAUSE_SECONDS)
-            return True
-        if not self.outcomes:
-            raise CommandFailed(f"nobody was graded: {failure.fault}: {failure.failed}")
-        while self._waiting:
-            path = self._waiting.popleft()
-            self._done(replace(failure, path=path, failed=f"{failure.failed} (not tried again)"))
-        return False
-
     def _take(self, outcome: Outcome) -> None:
-        self._attempts[outcome.path] += 1
-        attempts = self._attempts[outcome.path]
+        self.attempts[outcome.path] += 1
+        attempts = self.attempts[outcome.path]
         if outcome.fault == MACHINE and attempts < ATTEMPTS:
-            self._waiting.append(outcome.path)
+            self.waiting.append(outcome.path)
             return
         if outcome.fault == MACHINE:
             outcome = replace(outcome, failed=f"{outcome.failed} (tried {ATTEMPTS} times)")
@@ -171,12 +168,7 @@ class _Pool:
 
     def _done(self, outcome: Outcome) -> None:
         self.outcomes[outcome.path] = outcome
-        self._tell(outcome)
-
-    def _say(self, text: str) -> None:
-        if text != self._said:
-            print(text, flush=True)
-        self._said = text
+        self.tell(outcome)
 
 
 class _Worker:
@@ -187,16 +179,15 @@ class _Worker:
 
     """
 
-    def __init__(self, process: Process, log: IO[bytes], job: Any, seconds: float) -> None:
+    def __init__(self, process: Process, log: IO[bytes], seconds: float) -> None:
         self.host: str | None = None
         assert process.stdin is not None and process.stdout is not None
         self._process, self._log, self._seconds = process, log, seconds
         self._input, self._output = process.stdin, process.stdout
-        self._write(job)
 
     @classmethod
-    async def start(cls, launch: Sequence[str], job: Any, seconds: float) -> _Worker:
-        """Start a worker for a job; it may take `seconds` for an answer.
+    async def start(cls, launch: Sequence[str], seconds: float) -> _Worker:
+        """Start a worker, which may take `seconds` for an answer.
 
         It imports the same packages as this process. Otherwise it would import the installed ones
         if the command was called from a different clone.
@@ -204,11 +195,11 @@ class _Worker:
         package = Path(__file__).parents[1]
         path = [str(package.parent)] if beside_packages(package) else []
         path += filter(None, [os.environ.get("PYTHONPATH")])
+        python = ["env", f"PYTHONPATH={os.pathsep.join(path)}", sys.executable, "-P"]
         with contextlib.ExitStack() as resources:
             log = resources.enter_context(tempfile.TemporaryFile())
             process = await asyncio.create_subprocess_exec(
-                *(*launch, "env", f"PYTHONPATH={os.pathsep.join(path)}"),
-                *(sys.executable, "-P", "-m", "autograder.pool.worker"),
+                *(*launch, *python, "-m", "autograder.pool.worker"),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
@@ -216,47 +207,44 @@ class _Worker:
                 start_new_session=True,  # this process handles Ctrl-C
             )
             resources.pop_all()  # `close` closes it
-        return cls(process, log, job, seconds)
+        return cls(process, log, seconds)
 
-    async def ready(self) -> Outcome:
-        """Wait until it runs, however long a cluster is busy; return the self-test's outcome."""
+    async def answer(self, request: Any, path: str = "") -> Outcome:
+        """Send a line; return the outcome of the self-test, or of the submission at `path`.
+
+        Before the first answer it waits for the worker to run, however long a cluster is busy.
+        """
+        self._input.write(json.dumps(request).encode() + b"\n")
         while self.host is None and (line := await self._output.readline()):
             with contextlib.suppress(ValueError, TypeError, KeyError):  # what a shell prints first
                 self.host = str(json.loads(line)["host"])
-        return await self._answer("")
-
-    async def grade(self, path: str) -> Outcome:
-        """Grade a submission."""
-        self._write(path)
-        return await self._answer(path)
-
-    async def close(self) -> None:
-        """End the worker, also one that a cluster has not started yet."""
-        self._input.close()
-        self._signal(signal.SIGTERM)
-        await self._exit_status()
-        self._log.close()
-
-    def _write(self, request: Any) -> None:
-        self._input.write(json.dumps(request).encode() + b"\n")
-
-    async def _answer(self, path: str) -> Outcome:
+        reason = ""
         try:
             async with asyncio.timeout(self._seconds):
                 outcome = Outcome(**json.loads(await self._output.readline()))
         except TimeoutError:
-            outcome = self._failed(path, "the worker process gave no answer within its time limit")
+            reason = "gave no answer within its time limit"
         except ValueError:  # it ended, perhaps within a line
-            reason = exit_reason(await self._exit_status())
-            outcome = self._failed(path, f"the worker process ended: {reason}")
+            reason = f"ended: {exit_reason(await self._exit_status())}"
+        if reason:
+            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 1000))
+            printed = self._log.read().decode(errors="replace")
+            failed = f"the worker process {reason}. {printed}".strip()
+            outcome = Outcome(path, failed=failed, fault=MACHINE)
         if outcome.fault == MACHINE and self.host:
             outcome = replace(outcome, failed=f"{self.host}: {outcome.failed}")
         return outcome
 
-    def _failed(self, path: str, reason: str) -> Outcome:
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 1000))
-        output = self._log.read().decode(errors="replace").strip()
-        return Outcome(path, failed=f"{reason}. {output}".strip(), fault=MACHINE)
+    def end(self) -> None:
+        """Have the worker end soon, also one that a cluster has not started yet."""
+        self._input.close()
+        self._signal(signal.SIGTERM)
+
+    async def close(self) -> None:
+        """End the worker, and wait until it is gone."""
+        with self._log:
+            self.end()
+            await self._exit_status()
 
     async def _exit_status(self) -> int:
         """Wait until it and all that has its output have ended; kill them if they do not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -233,7 +234,7 @@ def test_a_busy_cluster_is_told_and_at_last_not_waited_for(
     options = {"jobs": 2, "launch": launch}
     outcomes = pool.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings(), **options)
     assert [outcome.attempts for outcome in outcomes] == [2] * len(CLASS)
-    assert "1 of 2 workers wait for the cluster\n" in capsys.readouterr().out
+    assert "of 2 workers wait for the cluster\n" in capsys.readouterr().out
     assert all(worker.poll() is not None for worker in started)
 
 
@@ -241,7 +242,7 @@ def test_an_interrupted_pool_leaves_no_worker(course: Course, fake_workers: Any)
     started = fake_workers("takes long")
 
     def interrupt(_: Outcome) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         paths = reversed(paths_of(course))  # "late" first
