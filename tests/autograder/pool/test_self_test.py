@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from nbgrader.apps.api import NbGraderAPI
 
@@ -275,6 +279,28 @@ def test_a_check_that_is_broken(course, monkeypatch, code, fault, message):
     outcome = worker.grade(folders, paths_of(course)[1], Settings(), test)
     assert outcome.fault == fault and message in outcome.failed, outcome
     assert not course.verdicts()
+
+
+@pytest.mark.large
+def test_an_idle_worker_ends_with_its_input_and_says_only_answers(course: Course) -> None:
+    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
+    checks.write_text(f"print('a check prints')\n{checks.read_text()}")
+    job = {"course": str(course.root), "assignment": ASSIGNMENT, "settings": asdict(Settings())}
+    command = [sys.executable, "-P", "-m", "autograder.pool.worker"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = psutil.Popen(command, env=environment, **streams)
+    process.stdin.write(f"{json.dumps(job)}\n")
+    process.stdin.flush()
+    lines = [process.stdout.readline() for _ in range(3)]
+    assert lines[0] == "\n" and json.loads(lines[1]) == {"host": socket.gethostname()}
+    assert Outcome(**json.loads(lines[2])).failed == ""
+    below = process.children(recursive=True)
+    assert "bwrap" in {child.name() for child in below}
+    process.stdin.close()
+    assert not psutil.wait_procs([process, *below], timeout=60)[1]
+    assert process.stdout.read() == ""
+    process.stdout.close()
 
 
 # The pool, and nbgrader -------------------------------------------------------------------------
