@@ -104,7 +104,7 @@ class _Pool:
 
     async def grade(self, jobs: int) -> None:
         """Grade all, or give up if no worker can be started any more."""
-        total, missing = len(self.waiting), 0
+        total, not_running = len(self.waiting), 0
         working = {asyncio.create_task(self._work()) for _ in range(jobs)}
         while working and len(self.outcomes) < total:
             ended, working = await asyncio.wait(
@@ -112,10 +112,11 @@ class _Pool:
             )
             for task in ended:
                 task.result()
-            before, missing = missing, jobs - sum(w.host is not None for w in self.workers)
-            if self.launch and self.waiting and missing not in (0, before):
-                why = self.failure.failed and f". The last that failed: {self.failure.failed}"
-                print(f"{missing} of {jobs} workers wait for the cluster{why}", flush=True)
+            before, not_running = not_running, jobs - sum(w.host is not None for w in self.workers)
+            if self.launch and self.waiting and not_running not in (0, before):
+                line = f"{not_running} of {jobs} workers wait for the cluster"
+                failed = self.failure.failed
+                print(f"{line}. The last that failed: {failed}" if failed else line, flush=True)
         while working:
             for worker in self.workers:  # those for which a cluster still has no room
                 worker.end()

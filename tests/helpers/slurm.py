@@ -67,19 +67,23 @@ class Cluster:
         return [name for name in names if name not in AT_REST]
 
 
+def free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as resources:
+        sockets = [resources.enter_context(socket.socket()) for _ in range(number)]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
+
+
 @contextlib.contextmanager
 def two_nodes(folder: Path) -> Iterator[Cluster]:
     """Start the cluster, or skip the test."""
-    missing = [name for name in NEEDED if shutil.which(name) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"Slurm with two nodes needs root, and {', '.join(missing or NEEDED)}")
+    absent = [name for name in NEEDED if shutil.which(name) is None]
+    if absent or os.geteuid() != 0:
+        pytest.skip(f"Slurm with two nodes needs root, and {', '.join(absent or NEEDED)}")
     for name in ("state", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir()
-    host, ports = socket.gethostname().partition(".")[0], []
-    with contextlib.ExitStack() as sockets:
-        for _ in range(3):
-            sockets.enter_context(taken := socket.socket()).bind(("127.0.0.1", 0))
-            ports.append(taken.getsockname()[1])
+    host, ports = socket.gethostname().partition(".")[0], free_ports(3)
     (folder / "slurm.conf").write_text(CONF.format(host=host, folder=folder, ports=ports))
     (folder / "key").write_bytes(os.urandom(1024))
     (folder / "key").chmod(0o400)

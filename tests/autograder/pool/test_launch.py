@@ -17,7 +17,7 @@ import pytest
 from autograder.commands.demo import ASSIGNMENT
 from autograder.examination.verdict import Verdict
 from tests.helpers.course_folders import needs_sources
-from tests.helpers.slurm import NODES, Cluster, two_nodes
+from tests.helpers.slurm import NODES, Cluster, free_ports, two_nodes
 from tests.helpers.whole_class import Course, booked, hand_in, small_class, unexpected
 
 pytestmark = [
@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.filterwarnings("ignore"),  # nbgrader's, and what it stands on
 ]
+LAUNCH = "srun -n1 -c2 --mem 8G --exclusive"
 
 
 @dataclass
@@ -83,8 +84,7 @@ def grading(released_course: Path, tmp_path: Path, cluster: Cluster) -> Iterator
     ten = small_class(root)
     members = {f"{name}-{number}": member for name, member in ten.items() for number in (1, 2)}
     hand_in(root, members)
-    launch = "srun -n1 -c2 --mem 8G --exclusive"
-    grading = Grading.start(Course(root, members), 3, launch, cluster.environment)
+    grading = Grading.start(Course(root, members), 3, LAUNCH, cluster.environment)
     try:
         grading.until_graded_on(*NODES)
         yield grading
@@ -120,11 +120,7 @@ def test_the_command_is_killed(grading: Grading, cluster: Cluster) -> None:
     while cluster.working():
         assert time.monotonic() < until, cluster.working()
         time.sleep(0.1)
-    command = grading.process.args
-    with grading.log.open("wb") as output:
-        streams = {"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL}
-        grading.process = subprocess.Popen(command, env=cluster.environment, **streams)
-    grading.as_locally()
+    Grading.start(grading.course, 3, LAUNCH, cluster.environment).as_locally()
     assert before.items() <= grading.course.times().items()
 
 
@@ -141,9 +137,7 @@ def ssh(tmp_path: Path) -> Iterator[str]:
         Path("/run/sshd").mkdir(exist_ok=True)  # without it sshd does not start as root
     for key in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", tmp_path / key], check=True)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    (port,) = free_ports(1)
     options = {
         "ListenAddress": f"127.0.0.1:{port}",
         "HostKey": tmp_path / "host",
