@@ -284,7 +284,7 @@ def test_a_check_that_is_broken(course, monkeypatch, code, fault, message):
 @pytest.mark.large
 def test_an_idle_worker_ends_with_its_input_and_says_only_answers(course: Course) -> None:
     checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
-    checks.write_text(f"print('a check prints')\n{checks.read_text()}")
+    checks.write_text(f"{checks.read_text()}\nprint('a check prints')\n")
     job = {"course": str(course.root), "assignment": ASSIGNMENT, "settings": asdict(Settings())}
     command = [sys.executable, "-P", "-m", "autograder.pool.worker"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
