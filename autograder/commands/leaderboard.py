@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from autograder.collection.roster import kept_roster
 from autograder.course import Folders, handed_out
 from autograder.examination.verdict import Verdict
 from autograder.files import write_whole
@@ -23,8 +24,8 @@ from course_lib.checking.loading import load_module
 ASSIGNMENT, TASK = "10_capstone", "train"
 DESCRIPTION = """\
 Write the leaderboard of the capstone from the verdicts of the class: place, virtual time, bytes and
-rounds of communication. Run `autograder grade 10_capstone` first. The board names students. Those
-who missed the target stay on it, with the reason and without a place."""
+rounds of communication. Run `autograder grade 10_capstone` first. The board names the students of
+the class list. Those who missed the target stay on it, with the reason and without a place."""
 
 
 HONOURS = {"sent": "fewest bytes", "rounds": "fewest rounds", "computed": "least computing"}
@@ -118,7 +119,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write the board; return the exit status."""
     folders = Folders.at(root)
-    names, source = students(folders, ASSIGNMENT), folders.source / ASSIGNMENT
+    source, roster = folders.source / ASSIGNMENT, kept_roster(folders.data)
     cases = (
         load_module(source / "hidden.py", handed_out(source)).FINAL
         if arguments.final
@@ -128,7 +129,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         entry_of(
             name, list(current(folders, ASSIGNMENT, name).values()), [case.name for case in cases]
         )
-        for name in names
+        for name in students(folders, ASSIGNMENT)
+        if roster.has(name)
     ]
     target = folders.data / "leaderboard"
     stem = "final" if arguments.final else "leaderboard"

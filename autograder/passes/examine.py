@@ -198,6 +198,7 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
     what is graded.
     """
     start, room, checks = time.monotonic(), MAX_OUTPUT, exam.checks
+    with_hidden_cases = Settings(**verdict.settings).hidden
     tests: list[tuple[NotebookNode, Taken]] = []
     count = 0
     for cell in nb.cells:
@@ -236,7 +237,7 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             check,
             submission,
             seed=verdict.seed,
-            hidden=checks[name].hidden(verdict.class_seed),
+            hidden=checks[name].hidden(verdict.class_seed) if with_hidden_cases else (),
             on=verdict.settings.get("on") or None,
             payload=function,
         )

@@ -1,5 +1,6 @@
 """The running model: all exact ways train alike, and send what their formulas say."""
 
+import functools
 import sys
 
 import pytest
@@ -8,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from course_lib.mesh import transformer
 from course_lib.ranks import Ranks
-from course_lib.running_model import ROWS, SHAPE, WAYS, WORLD_SIZE, Row, batches, measure, new_model
+from course_lib.running_model import ROWS, SHAPE, WAYS, WORLD_SIZE, batches, measure, new_model
 from course_lib.running_model.steps import RATES, SEEDS, TUNING_SEEDS, tries, tuned_rate
 from course_lib.running_model.training import RATE, train_one_way
 from tests.helpers import ROOT
@@ -17,10 +18,7 @@ PARAMETERS = sum(param.numel() for param in transformer(SHAPE).parameters())
 EXACT = [name for name, way in WAYS.items() if way.like]
 
 
-@pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
-    in_time = ["one rank", "local SGD", "DiLoCo", "server"]
-    return {way: measure(way) for way in WAYS if way not in in_time}
+row_of = functools.cache(measure)
 
 
 def losses_of_one_process(steps: int) -> list[float]:
@@ -45,13 +43,13 @@ def test_exact_ways_have_the_losses_of_one_process(way):
     torch.testing.assert_close(mean, torch.tensor(losses_of_one_process(3)), rtol=1e-5, atol=0)
 
 
-def test_eight_bits_are_near(rows):
+def test_eight_bits_are_near():
     exact = losses_of_one_process(3)[-1]
-    assert rows["8 bits"].loss != exact
-    assert rows["8 bits"].loss == pytest.approx(exact, rel=0.05)
+    assert row_of("8 bits").loss != exact
+    assert row_of("8 bits").loss == pytest.approx(exact, rel=0.05)
 
 
-def test_bytes_are_those_of_the_formulas(rows):
+def test_bytes_are_those_of_the_formulas():
     one_way = (WORLD_SIZE - 1) / WORLD_SIZE * 4 * PARAMETERS  # half of a ring all-reduce
     activation = 4 * ROWS * SHAPE.length * SHAPE.width
     expected = {
@@ -69,16 +67,16 @@ def test_bytes_are_those_of_the_formulas(rows):
         "pipeline 4": 2 * activation,
     }
     for way, sent in expected.items():
-        assert rows[way].sent == pytest.approx(sent, rel=0.02), way
+        assert row_of(way).sent == pytest.approx(sent, rel=0.02), way
 
 
-def test_memory_is_that_of_the_parts(rows):
-    whole = rows["flat"]
+def test_memory_is_that_of_the_parts():
+    whole = row_of("flat")
     assert whole.state == 16 * PARAMETERS
-    assert rows["ZeRO-3"].state == pytest.approx(whole.state / WORLD_SIZE)
-    assert rows["ZeRO-3"].saved == whole.saved
-    assert whole.state / WORLD_SIZE < rows["tensor 4"].state < whole.state
-    assert rows["pipeline 4"].state < whole.state / 2
+    assert row_of("ZeRO-3").state == pytest.approx(whole.state / WORLD_SIZE)
+    assert row_of("ZeRO-3").saved == whole.saved
+    assert whole.state / WORLD_SIZE < row_of("tensor 4").state < whole.state
+    assert row_of("pipeline 4").state < whole.state / 2
 
 
 def test_a_function_is_measured_as_a_way_is():
