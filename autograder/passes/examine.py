@@ -8,6 +8,7 @@ nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as alw
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -107,6 +108,7 @@ def blank_verdict(nb: NotebookNode, folders: Folders, path: Path, settings: Sett
             folders.source / assignment, folders.release / assignment / path.name
         ),
         settings=asdict(settings),
+        host=platform.node(),
     )
 
 
