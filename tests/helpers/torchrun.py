@@ -18,7 +18,8 @@ def start(folder, *arguments, ranks=2, stderr=subprocess.STDOUT, **variables):
     if "--nnodes" not in arguments:
         command.append("--standalone")
     # torchrun never removes the folder that it makes for logs.
-    variables |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
+    variables |= {"PYTHONPATH": path, "TMPDIR": str(folder)}
     return subprocess.Popen(
         [*command, "--nproc-per-node", str(ranks), *arguments],
         cwd=folder,

@@ -202,7 +202,7 @@ def test_nothing_is_left() -> None:
             with pytest.raises(RanksError):
                 ranks.run(failing)
             ranks.run(dist.barrier)
-        assert len(os.listdir("/proc/self/fd")) == fds
+        assert len(os.listdir("/proc/self/fd")) <= fds  # fewer: garbage of earlier tests may go
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert set(ranks.processes()) <= {int(pid) for pid in children}
         assert boards() <= before + 1
