@@ -198,7 +198,7 @@ evaluate__strided_edited = edits_of(
             ("right, len(rows)", "right, -(-len(rows) // batch_size)"),
         ),
     ),
-    Mutant("rank_0_everything", "The ranks share the work", ")[rank::k]", ") if rank == 0 else []"),
+    Mutant("rank_0_everything", "was given beyond", ")[rank::k]", ") if rank == 0 else []"),
     Mutant("turns_training_on", "changes the mode of the model", ".train(mode)", ".train()"),
     Mutant("sends_200", "only three sums", "k, rank", "dist.all_reduce(y.new_ones(200)); k, rank"),
     Mutant("in_training", "the model was given rows in training mode", "model.eval()", "pass"),
