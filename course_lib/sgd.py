@@ -115,18 +115,36 @@ def accumulate_gradients(
     return total
 
 
-def learning_rate(step: int, peak: float, warmup_steps: int, total_steps: int) -> float:
-    """Return α of a step t, 0 <= t < T: it rises over W steps, then falls along half a cosine.
+def learning_rate(
+    rows_seen: int, batch: int, peak: float, warmup_rows: int, total_rows: int
+) -> float:
+    """Return α of a step that takes `batch` rows after `rows_seen` earlier ones.
 
-        t < W:   α = peak * (t + 1)/W
-        t >= W:  α = peak * (1 + cos(π (t - W)/(T - W)))/2
+    α is a curve over rows: it rises over W rows, then falls along half a cosine until row R. A step
+    reads it at row r, in the middle of its batch:
 
-    W is `warmup_steps` and T `total_steps`, with 0 <= W <= T (P. Goyal et al., "Accurate, Large
-    Minibatch SGD", 2017; I. Loshchilov and F. Hutter, "SGDR", 2017).
+        r = rows_seen + batch/2
+        r < W:        α = peak * r/W
+        W <= r < R:   α = peak * (1 + cos(π (r - W)/(R - W)))/2
+        R <= r:       α = 0
+
+    W is `warmup_rows` and R `total_rows`, with 0 <= W <= R. All are rows of all ranks together, so
+    K ranks of b rows have the `batch` K b, and the curve of one rank. A schedule in steps would be
+    another curve for every K b.
+
+    The middle keeps what a run does with its rows: the sum of batch * α over the steps is the area
+    peak * R/2 for every batch that divides W and R, and nearly for others. Read where the batch
+    begins, the first step would do nothing; where it ends, the last one.
+
+    P. Goyal et al., "Accurate, Large Minibatch SGD", 2017; I. Loshchilov and F. Hutter, "SGDR",
+    2017.
     """
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    angle = math.pi * (step - warmup_steps) / (total_steps - warmup_steps)
+    row = rows_seen + batch / 2
+    if row >= total_rows:
+        return 0.0
+    if row < warmup_rows:
+        return peak * row / warmup_rows
+    angle = math.pi * (row - warmup_rows) / (total_rows - warmup_rows)
     return peak * (1 + math.cos(angle)) / 2
 
 

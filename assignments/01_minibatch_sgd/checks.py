@@ -85,8 +85,6 @@ def draw_batches(d: Draw) -> list[Any]:
 
 # Task 2: the step ---------------------------------------------------------------------------------
 
-AFTER = "after step {}, parameter {}"
-
 
 def run_steps(sgd_step: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``sgd_step(params, lr)`` with two sets of gradients; return what the memory holds."""
@@ -107,7 +105,7 @@ def run_steps(sgd_step: Callable[..., Any], inputs: Any, case: Given) -> Any:
             weights.append([tensor.clone() for tensor in memory])
             replaced.append([param.grad is not before[i] for i, param in enumerate(params)])
     return {
-        AFTER: weights,
+        "after step {}, parameter {}": weights,
         "after step {}, whether .grad of parameter {} was replaced": replaced,
         ".grad of parameter {} after both steps": [copy_of(param.grad) for param in params],
     }
@@ -135,20 +133,9 @@ def draw_steps(d: Draw) -> list[Any]:
     return [{"weights": weights, ".grad": steps, "lr": [lr, 0.7 * lr], "doubles": doubles}]
 
 
-def stepped(factor: int) -> Callable[..., Any]:
+def stepped(factor: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return the mistake that takes `factor` times the right step."""
-
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        weights = inputs[0]["weights"]
-        steps = [[*zip(weights, after, strict=True)] for after in expected[0][AFTER]]
-        return {
-            AFTER: [
-                [w + factor * (right - w) if factor else w.to(right.dtype) for w, right in step]
-                for step in steps
-            ]
-        }
-
-    return mistake
+    return lambda inputs: [{**inputs[0], "lr": [factor * lr for lr in inputs[0]["lr"]]}]
 
 
 STEP_MISTAKES = {
@@ -303,86 +290,67 @@ SUM_MISTAKES = {
 
 # Task 4: warm-up ----------------------------------------------------------------------------------
 
-RATES = "schedule {}, rate in step"
+COUNT_ROWS = "Count rows and not steps: all runs read one curve, in the middle of their batches."
 
 
 def run_rates(learning_rate: Callable[..., Any], inputs: Any, case: Given) -> Any:
-    """Call ``learning_rate(step, peak, warmup_steps, total_steps)`` for every step."""
-
-    def rate(step: int, *schedule: Any) -> float:
-        answer = learning_rate(step, *schedule)
-        if answer is None or isinstance(answer, str):
-            arguments = ", ".join(map(str, (step, *schedule)))
-            raise TypeError(f"learning_rate({arguments}) is {answer!r}, expected a number")
-        return float(answer)
-
-    rates = [torch.zeros(total, dtype=torch.float64) for *_, total in inputs["schedules"]]
-    # From the last step to the first, in all schedules at once, to find a function that counts
-    # calls, or keeps a schedule.
+    """Call ``learning_rate(rows_seen, batch, peak, warmup_rows, total_rows)`` for every step."""
+    rates = [torch.zeros(len(steps), dtype=torch.float64) for steps in inputs["runs"]]
+    # From the last step to the first, in both runs by turns, to find a function that counts calls.
     with refusing(*OPTIMIZERS):
-        for step in reversed(range(max(map(len, rates)))):
-            for held, schedule in zip(rates, inputs["schedules"], strict=True):
-                if step < len(held):
-                    held[step] = rate(step, *schedule)
-    return {RATES: rates}
+        for i in reversed(range(max(map(len, rates)))):
+            for held, steps in zip(rates, inputs["runs"], strict=True):
+                if i < len(held):
+                    if (rate := learning_rate(*steps[i], *inputs["curve"])) is None:
+                        raise TypeError("learning_rate returned None, expected a number")
+                    held[i] = float(rate)
+    return {"run {}, rate in step": rates}
 
 
 def draw_rates(d: Draw) -> list[Any]:
-    """Draw a schedule: its peak, its warm-up and all its steps; sometimes a second one."""
-    peak, total = d.one_of(0.05, 0.1, 0.3, 0.5, 1.6, 2.5e-5), d.one_of(8, 10, 12, 20)
-    warmup = d.one_of(1, 2, 3, 5, total - 1)
+    """Draw a curve, and the epochs of two runs on it: one rank, and several with as many rows each.
+
+    A step is a pair: the rows seen before it, and those of its batch.
+    """
+    own, ranks, epochs = d.one_of(3, 4, 5, 8), d.one_of(2, 3, 4), d.one_of(2, 3)
+    leftover = d.maybe("a shorter last batch in each epoch", d.one_of(*range(1, own)), 0, one_in=2)
+    n = own * ranks * d.one_of(1, 2) + leftover
+    peak, total = d.one_of(0.05, 0.1, 0.3, 0.5, 1.6, 2.5e-5), epochs * n
+    warmup = d.one_of(1, own, n // 2, n, total - 1)
     if d.maybe("no warm-up"):
         warmup = 0
     elif d.maybe("nothing but warm-up"):
         warmup = total
-    elif d.maybe("one step", one_in=5):
-        warmup, total = d.one_of((0, 1), (1, 1))
-    elif d.maybe("many steps"):
-        warmup, total = d.one_of((24, 120), (10, 300))
-    schedules = [(peak, warmup, total)]
-    if d.maybe("two schedules in turn", one_in=2):
-        schedules.append(
-            d.one_of(
-                (3 * peak, warmup, total), (peak, warmup, total + 6), (peak, total // 2, total)
-            )
-        )
-    d.say(" and ".join(f"{w} of {t} steps to {p:g}" for p, w, t in schedules))
-    return [{"schedules": [list(schedule) for schedule in schedules]}]
+    epochs += d.maybe("an epoch after the last row", 1, 0)
+    d.say(f"{warmup} of {total} rows to {peak:g}, in batches of {own} and of {ranks * own}")
+
+    def steps(batch: int) -> list[tuple[int, int]]:
+        starts = range(0, n, batch)
+        return [(i * n + row, min(batch, n - row)) for i in range(epochs) for row in starts]
+
+    return [{"curve": [peak, warmup, total], "runs": [steps(own), steps(ranks * own)]}]
 
 
-def rates(
-    rising: Callable[[int, int], float] = lambda t, w: (t + 1) / w,
-    passed: Callable[[int, int, int], float] = lambda t, w, total: (t - w) / (total - w),
-) -> Callable[..., Any]:
-    """Return the mistake with these shares of the warm-up and of the steps after it."""
+def reading_at(halves: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return the mistake that reads the curve so many halves of a batch after the rows seen."""
 
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        def rate(t: int, peak: float, w: int, total: int) -> float:
-            if t < w:
-                return peak * rising(t, w)
-            return peak * (1 + math.cos(math.pi * passed(t, w, total))) / 2
-
-        schedules = inputs[0]["schedules"]
-        tables = [[rate(t, *schedule) for t in range(schedule[2])] for schedule in schedules]
-        return {RATES: [torch.tensor(table, dtype=torch.float64) for table in tables]}
+    def mistake(inputs: Sequence[Any]) -> Sequence[Any]:
+        runs = [[(seen, halves * b) for seen, b in steps] for steps in inputs[0]["runs"]]
+        return [{**inputs[0], "runs": runs}]
 
     return mistake
 
 
-def of_the_first(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    first, *later_schedules = expected[0][RATES]
-    return {RATES: [first] * 2} if later_schedules else None
+def cosine_of_all_rows(inputs: Sequence[Any]) -> Sequence[Any]:
+    peak, _, total = inputs[0]["curve"]
+    return [{**inputs[0], "curve": [peak, 0, total]}]
 
 
 RATE_MISTAKES = {
-    "peak · t/W: with this rate, the first step would do nothing": rates(lambda t, w: t / w),
-    "a cosine of t/T. Count only the steps after the warm-up: (t - W)/(T - W)": rates(
-        passed=lambda t, w, total: t / total
-    ),
-    "a cosine that is 0 in the last step: that step would do nothing": rates(
-        passed=lambda t, w, total: (t - w) / max(1, total - w - 1)
-    ),
-    "the rate of the schedule before: keep nothing from one call to the next": of_the_first,
+    "the curve where the batch begins: the first step would do nothing. Read it in the middle of "
+    "the batch": reading_at(0),
+    "the curve where the batch ends. Read it in the middle of the batch": reading_at(2),
+    "a cosine of r/R. Count only the rows after the warm-up: (r - W)/(R - W)": cosine_of_all_rows,
 }
 
 # Task 5: the variance of a batch's gradient. Many numbers may be right, so there is a judge. ------
@@ -441,7 +409,7 @@ CHECKS = {
         program=run_steps,
         draw=draw_steps,
         variety=Variety(ranks=(1,), groups=False),
-        mistakes=STEP_MISTAKES,
+        as_if=STEP_MISTAKES,
         may_change=["weights"],
     ),
     "accumulate_gradients": by_reference(
@@ -460,12 +428,13 @@ CHECKS = {
     ),
     "learning_rate": by_reference(
         "learning_rate",
-        seeds=(2, 3, 5, 20, 24, 30, 31, 46, 57),
+        seeds=(2, 13, 15, 19, 24, 28, 30, 31),
         reference="course_lib.sgd:learning_rate",
         program=run_rates,
         draw=draw_rates,
         variety=NO_TENSORS,
-        mistakes=RATE_MISTAKES,
+        as_if=RATE_MISTAKES,
+        explain=lambda *_: COUNT_ROWS,
     ),
     "gradient_variance": by_reference(
         "gradient_variance",

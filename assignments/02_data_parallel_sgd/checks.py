@@ -67,8 +67,7 @@ def with_last_element(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -
     def bounds(length: int, k: int, rank: int) -> tuple[int, int]:
         # By the usual formula, an empty shard is at the end.
         numbers = re.findall(r"\d+", expected[0][bounds_of(length, k)][rank]) or (length, length)
-        start, stop = map(int, numbers)
-        return start, stop - 1
+        return int(numbers[0]), int(numbers[1]) - 1
 
     return bounds_if(bounds)(inputs, me, expected)
 
@@ -101,6 +100,8 @@ def draw_bounds(d: Draw) -> list[Any]:
         questions.append((length, k))
     if long:
         questions.append(d.one_of((60_000, 64), (1_281_167, 8)))
+    length, k = questions[0]
+    questions.append((length, k + d.one_of(1, 2)))  # finds a function that keeps results by length
     return [{"questions": questions}]
 
 
@@ -255,7 +256,7 @@ def with_older_gradient(times: Callable[[int], float]) -> Callable[..., Any]:
 
 OLDER = "a step with an older gradient in it, too: clear .grad before each backward"
 
-# Task 4: a test of task 2. You can read these solutions. The grader has others, with all_reduce.
+# Task 4: a test of task 2 -------------------------------------------------------------------------
 
 
 def average_of(average_gradients: Callable[..., Any], gradients: Any, group: Any) -> list[Any]:
@@ -288,6 +289,14 @@ def expect_gradients(inputs: Sequence[Any]) -> None:
         )
 
 
+def sums(params, group=None):  # type: ignore[no-untyped-def]
+    for param in params:
+        if param.grad is not None:
+            total = param.grad.clone()
+            dist.all_reduce(total, group=group)
+            param.grad = total / dist.get_world_size(group)
+
+
 def gathers(params, group=None):  # type: ignore[no-untyped-def]
     for param in params:
         if param.grad is not None:
@@ -297,17 +306,73 @@ def gathers(params, group=None):  # type: ignore[no-untyped-def]
             param.grad = torch.stack(every).mean(0).to(param.dtype)
 
 
-def _gathers(kind: str, part: str, old: str, new: str, right: bool = False) -> Candidate:
-    return Candidate(gathers, kind, part, right=right, edits=((old, new),))
-
-
+LOOP, K = "for param in params:", "dist.get_world_size(group)"
+MEAN, SET = f"total / {K}", "param.grad = "
+WRONG: dict[str, dict[str, list[tuple[str, str]]]] = {
+    "the mean": {
+        "adds up and does not divide": [(MEAN, "total")],
+        "always divides by 2": [(K, "2")],
+        "always divides by 3": [(K, "3")],
+        "divides twice": [(MEAN, f"{MEAN} ** 2")],
+    },
+    "every rank": {
+        "changes nothing": [(SET, "total = ")],
+        "gives the mean to one rank only": [("all_reduce(total", "reduce(total, group_dst=0")],
+        "gives the mean to all ranks but rank 1": [
+            (SET, f"if dist.get_rank(group) != 1: {SET}"),
+        ],
+        "gives all ranks the gradients of one of them": [
+            ("all_reduce(total", "broadcast(total, group_src=0"),
+            (MEAN, "total"),
+        ],
+    },
+    "every gradient": {
+        "averages only the first gradient": [("in params:", "in params[:1]:")],
+        "leaves gradients alone that are all zero": [(SET, f"if param.grad.any(): {SET}")],
+        "cuts off large gradients": [(MEAN, f"({MEAN}).clamp(-10, 10)")],
+        "turns each gradient around": [
+            (MEAN, f"({MEAN}).flatten().flip(0).view_as(total)"),
+        ],
+        "gives frozen parameters a gradient": [
+            (LOOP, f"{LOOP}\n    if param.grad is None: param.grad = torch.zeros_like(param)"),
+        ],
+        "raises an exception where a parameter is frozen": [("if param.grad is not None", "if 1")],
+        "confuses gradients of the same shape": [
+            (LOOP, f"means = {{}}\n{LOOP}"),
+            (MEAN, f"means.setdefault(param.shape, {MEAN}).clone()"),
+        ],
+    },
+    "every call": {
+        "keeps something from the call before": [
+            ("group=None):", "group=None, state={}):"),
+            (LOOP, "for i, param in enumerate(params):"),
+            (SET, f"{SET}state[i, param.shape] = state.get((i, param.shape), 0) + "),
+        ],
+        "works only in its first call": [
+            ("group=None):", "group=None, calls=[]):"),
+            (LOOP, f"calls.append(True)\n{LOOP}"),
+            (SET, f"if len(calls) == 1: {SET}"),
+        ],
+    },
+}
+"""Part of the points → what a wrong solution does → the edits of `sums` that make it."""
+# Every part has a right solution, or a test that refuses everything would get it.
 CANDIDATES = [
     Candidate(gathers, "gathers all gradients, then averages", "the mean", right=True),
-    _gathers(
-        "averages in float64", "every gradient", "= param.grad", "= param.grad.double()", True
+    Candidate(
+        *(gathers, "averages in float64", "every gradient"),
+        right=True,
+        edits=(("= param.grad", "= param.grad.double()"),),
     ),
-    _gathers("adds up and does not divide", "the mean", ".mean(0)", ".sum(0)"),
-    _gathers("averages only the first gradient", "every gradient", "in params", "in params[:1]"),
+    Candidate(sums, "makes new tensors", "every call", right=True),
+    Candidate(
+        sums, "multiplies by 1/K", "every rank", right=True, edits=((MEAN, f"total * (1 / {K})"),)
+    ),
+    *(
+        Candidate(sums, kind, part, edits=tuple(edits))
+        for part, wrong in WRONG.items()
+        for kind, edits in wrong.items()
+    ),
 ]
 
 # The checks -----------------------------------------------------------------------------------

@@ -148,6 +148,8 @@ def run_all_gather(ring_all_gather: Callable[..., Any], inputs: Any, case: Given
 
 # Task 4: the same bits for every K ----------------------------------------------------------------
 
+ONE = "sum of one part"
+
 
 def draw_parts(d: Draw) -> list[Any]:
     """Draw the parts of every rank: M/K of them, an odd number times a power of two."""
@@ -168,27 +170,30 @@ def draw_parts(d: Draw) -> list[Any]:
 
 
 def run_one_order(sum_in_one_order: Callable[..., Any], inputs: Any, case: Given) -> Any:
-    """Add up the parts of this rank's group: as its member, and all of them as a single rank."""
+    """Add up the parts of this rank's group: as its member, and alone; and alone a single part."""
     groups = inputs["groups"]
     group = case.group_among(groups) if len(groups) > 1 else None
     alone = case.group_among([[rank] for members in groups for rank in members])
-    total = sum_in_one_order(inputs["parts"], group=group)
-    return {"sum": total, "sum on one rank": sum_in_one_order(inputs["all parts"], group=alone)}
+    return {
+        "sum": sum_in_one_order(inputs["parts"], group=group),
+        "sum on one rank": sum_in_one_order(inputs["all parts"], group=alone),
+        ONE: sum_in_one_order(inputs["parts"][:1], group=alone),
+    }
 
 
 def form_of_sums(case: Case, inputs: Sequence[Any], rank: int) -> Any:
-    part = inputs[rank]["parts"][0]
-    return {"sum": part, "sum on one rank": part}
+    return dict.fromkeys(("sum", "sum on one rank", ONE), inputs[rank]["parts"][0])
 
 
 @sees(form_of_sums)
 def expect_one_order(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
-    """Judge that both sums are right up to rounding, and that they have the same bits."""
+    """Judge that all sums are right up to rounding, and that the first two have the same bits."""
     for rank, (rank_input, value) in enumerate(zip(inputs, values, strict=True)):
-        parts = rank_input["all parts"]
-        m, exact = len(parts), parts.double().sum(0)
-        rounded = m * torch.finfo(parts.dtype).eps * parts.double().abs().sum(0)
+        every = rank_input["all parts"]
         for name, total in value.items():
+            parts = rank_input["parts"][:1] if name == ONE else every
+            m, exact = len(parts), parts.double().sum(0)
+            rounded = m * torch.finfo(parts.dtype).eps * parts.double().abs().sum(0)
             if not ((total.double() - exact).abs() <= rounded).all():
                 message = f"rank {rank}: {name} is not the sum of the {counted(m, 'part')}"
                 raise Wrong(f"{message} of its group, not even up to rounding")
@@ -196,7 +201,8 @@ def expect_one_order(case: Case, inputs: Any, expected: Any, values: Sequence[An
         if apart.any():
             raise Wrong(
                 f"rank {rank}: {int(apart.sum())} of {counted(apart.numel(), 'number')} of the sum "
-                f"have other bits than your own sum of the same {counted(m, 'part')} on one rank",
+                f"have other bits than your own sum of the same {counted(len(every), 'part')} on "
+                "one rank",
                 "Draw the tree in which each of them adds the parts. It must be one tree: what "
                 "happens inside a rank and what happens between ranks are levels of it.",
             )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from course_lib.checking import Allowed, Case, Draw, Given, Variety, Wrong, by_reference
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 from course_lib.checking.defence import defence, drawn_network, one_of
+from course_lib.checking.on_ranks.given import expect_function, expect_pair
 from course_lib.checking.on_ranks.leaves import with_tensors
 from course_lib.ranks import compute
 from course_lib.ranks.explain.words import format_table
@@ -166,13 +167,6 @@ def parameters_of(inputs: Any) -> list[nn.Parameter]:
         params.append(nn.Parameter(weight, requires_grad=i not in inputs["frozen"]))
         params[-1].grad = None if before is None else before.to(weight.dtype, copy=True)
     return params
-
-
-def expect_function(value: Any, name: str) -> Callable[..., Any]:
-    """Return the function; raise TypeError if it is something else."""
-    if not callable(value):
-        raise TypeError(f"{name} is {type(value).__name__}, expected a function")
-    return value
 
 
 def draw_bucket(d: Draw) -> list[Any]:
@@ -453,12 +447,9 @@ def run_parallel(data_parallel: Callable[..., Any], inputs: Any, case: Given) ->
     for model in inputs["models"]:
         listed = [params[i] for i in (*model, *(i for i in inputs["tied"] if i in model))]
         functions = data_parallel(case.iterable(listed), *inputs["caps"], group=case.group)
-        if not isinstance(functions, tuple) or len(functions) != 2:
-            raise TypeError(
-                f"data_parallel returns {type(functions).__name__}, expected (finish, no_sync)"
-            )
-        finishes.append(expect_function(functions[0], "finish"))
-        no_syncs.append(expect_function(functions[1], "no_sync"))
+        finish, no_sync = expect_pair(functions, "data_parallel", "(finish, no_sync)")
+        finishes.append(expect_function(finish, "finish"))
+        no_syncs.append(expect_function(no_sync, "no_sync"))
     return run_training(params, inputs, finishes, no_syncs)
 
 
@@ -495,9 +486,8 @@ FIRST_OR_LAST = {
 def run_frontier(frontier: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``frontier(durations)``, which returns two tensors."""
     answer = frontier(inputs["durations"])
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        raise TypeError(f"frontier returns {type(answer).__name__}, expected (increments, leaders)")
-    return {"increments": answer[0], "leaders": answer[1]}
+    increments, leaders = expect_pair(answer, "frontier", "(increments, leaders)")
+    return {"increments": increments, "leaders": leaders}
 
 
 def draw_durations(d: Draw) -> list[Any]:

@@ -28,6 +28,7 @@ from course_lib.checking import (
 )
 from course_lib.checking.communication import in_words, operations, received, sent
 from course_lib.checking.defence import defence, drawn_network, one_of
+from course_lib.checking.on_ranks.given import expect_function
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted, format_bytes
 
@@ -205,11 +206,10 @@ def once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 def run_feedback(with_feedback: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Run two senders in turn; overwrite their inputs and answers."""
     compress = {name: once(COMPRESS[name]) for name in inputs["compress"].values()}
-    senders = {key: with_feedback(compress[name]) for key, name in inputs["compress"].items()}
-    for send in senders.values():
-        if not callable(send):
-            kind = type(send).__name__
-            raise TypeError(f"with_feedback returns {kind}, expected a function")
+    senders = {
+        key: expect_function(with_feedback(compress[name]), "what with_feedback returns")
+        for key, name in inputs["compress"].items()
+    }
     values, keys = {}, []  # all keys stay alive, so that no two have the same address
     for place, sender, key, x in turns(inputs):
         keys.append(key)
@@ -336,12 +336,12 @@ def handed_out(name: str) -> Codec:
     return encode_once, decode
 
 
-def run_all_reduce(compressed_all_reduce: Callable[..., Any], inputs: Any, case: Given) -> Any:
+def run_in_place(function: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call it for one tensor, or two; return what is then in their memory."""
-    encode, decode = handed_out(inputs["codec"])
+    codec = handed_out(inputs["codec"]) if "codec" in inputs else ()
     memory = {name: x.detach() for name, x in inputs["tensors"].items()}
     for x in inputs["tensors"].values():
-        compressed_all_reduce(x, encode, decode, group=case.group)
+        function(x, *codec, group=case.group)
     return memory
 
 
@@ -384,12 +384,15 @@ def compressed_sum(*, shards: bool, sums: bool) -> Callable[..., Any]:
     return mistake
 
 
+UNCHANGED = {
+    "the tensor as it was before the call: write the result into it": (
+        lambda inputs, me, expected: inputs[me]["tensors"]
+    )
+}
 SUM_MISTAKES = {
     "Σ C(x): compress the sums, too": compressed_sum(shards=True, sums=False),
     "C(Σ x): compress the shards, too": compressed_sum(shards=False, sums=True),
-    "the tensor as it was before the call: write the result into it": (
-        lambda inputs, me, expected: inputs[me]["tensors"]
-    ),
+    **UNCHANGED,
 }
 
 
@@ -427,14 +430,6 @@ BF16_TRAVELS = (
     "Send each rank its shard in bfloat16, and later the mean of your own shard in bfloat16: two "
     "bytes for each number, as in a ring."
 )
-
-
-def run_mean(mean_rounded_once: Callable[..., Any], inputs: Any, case: Given) -> Any:
-    """Call it for one tensor, or two; return what is then in their memory."""
-    memory = {name: x.detach() for name, x in inputs["tensors"].items()}
-    for x in inputs["tensors"].values():
-        mean_rounded_once(x, group=case.group)
-    return memory
 
 
 def draw_means(d: Draw) -> list[Any]:
@@ -493,9 +488,7 @@ MEAN_MISTAKES = {
         lambda tensors: len(tensors) * in_float32([x / len(tensors) for x in tensors])
     ),
     "the sum: divide it by K": rounded(lambda tensors: len(tensors) * in_float32(tensors)),
-    "the tensor as it was before the call: write the result into it": (
-        lambda inputs, me, expected: inputs[me]["tensors"]
-    ),
+    **UNCHANGED,
 }
 
 
@@ -574,7 +567,7 @@ CHECKS = {
         "compressed_all_reduce",
         seeds=(2, 3, 8, 10, 11, 12, 24, 26, 29, 31, 33),
         reference="course_lib.compression.all_reduce:sum_by_codec",
-        program=run_all_reduce,
+        program=run_in_place,
         draw=draw_sums,
         variety=Variety(ranks=(2, 3, 4, 3, 5, 1, 6, 7), dtypes=DTYPES),
         mistakes=SUM_MISTAKES,
@@ -588,7 +581,7 @@ CHECKS = {
         "mean_rounded_once",
         seeds=(10, 13, 17, 18, 20, 30, 44, 53),
         reference="course_lib.collectives:mean_rounded_once",
-        program=run_mean,
+        program=run_in_place,
         draw=draw_means,
         variety=Variety(ranks=(3, 4, 2, 3, 5, 1, 6, 7), dtypes=("bfloat16",)),
         mistakes=MEAN_MISTAKES,

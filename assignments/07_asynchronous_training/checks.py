@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from course_lib.checking import Allowed, Case, Draw, Given, Observed, Variety, by_reference
 from course_lib.checking.communication import computes_between
+from course_lib.checking.on_ranks.given import expect_function, expect_pair
 from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
 from course_lib.ranks.explain.words import counted
@@ -157,11 +158,8 @@ def run_server(make: Callable[..., Any], inputs: Any, case: Given) -> Any:
 
 
 def pull_and_push(server: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    if not isinstance(server, tuple) or len(server) != 2 or not all(map(callable, server)):
-        raise TypeError(
-            f"your function returns {type(server).__name__}, expected two functions (pull, push)"
-        )
-    return server
+    pull, push = expect_pair(server, "your function", "two functions (pull, push)")
+    return expect_function(pull, "pull"), expect_function(push, "push")
 
 
 def stepping(step: Callable[..., Tensor]) -> Callable[..., Any]:
@@ -403,9 +401,8 @@ def run_rounds(diloco: Callable[..., Any], inputs: Any, case: Given) -> Any:
     options = inputs["outer_lr"], inputs["momentum"]
     before = other_step()
     step = diloco(case.iterable(params), inner_step, inputs["every"], *options, group=case.group)
+    expect_function(step, "what diloco returns")
     other_steps = (before, other_step()) if inputs["others"] else ()
-    if not callable(step):
-        raise TypeError(f"diloco returns {type(step).__name__}, expected a function")
     for _ in range(steps):
         for other in other_steps:
             other()

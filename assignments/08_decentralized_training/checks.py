@@ -15,6 +15,7 @@ from torch import Tensor
 
 from course_lib.checking import Allowed, Case, Draw, Given, Variety, by_reference, expect_equal
 from course_lib.checking.answers import NUMBER, sees
+from course_lib.checking.on_ranks.given import expect_function, expect_pair
 from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
 from course_lib.ranks.explain.words import counted
@@ -94,10 +95,6 @@ WEIGHT_MISTAKES = {
     "the weights of the links alone. A rank's own share is 1 minus the weights of its links": (
         lambda inputs, me, expected: {"W": expected[me]["W"].clone().fill_diagonal_(0)}
     ),
-    "the weights of a graph without links. If your code goes through the links twice: a generator "
-    "is empty after the first time. Begin with links = list(links)": with_links(
-        lambda d, other: 0 * d * other
-    ),
 }
 
 # Task 2: mixing -----------------------------------------------------------------------------------
@@ -139,10 +136,8 @@ def run_mixing(start_mixing: Callable[..., Any], inputs: Any, case: Given) -> An
     weights = watched_weights(case, inputs["matrices"], getattr(torch, inputs["matrix dtype"]))
     finishes = []
     for tensor, matrix in zip(inputs["tensors"], weights, strict=True):
-        finishes.append(start_mixing(tensor, matrix, group=case.group))
-        if not callable(finishes[-1]):
-            kind = type(finishes[-1]).__name__
-            raise TypeError(f"start_mixing returns {kind}, expected a function")
+        finish = start_mixing(tensor, matrix, group=case.group)
+        finishes.append(expect_function(finish, "what start_mixing returns"))
         compute(SECONDS)
     first, second = (finish() for finish in finishes)
     return {"tensor": first, "second tensor": second}
@@ -373,10 +368,9 @@ def run_choice(choose_graph: Callable[..., Any], inputs: Any, case: Given) -> An
     weights = watched_weights(case, inputs["matrices"], inputs["like"].dtype)
     candidates = case.iterable(weights)
     answer = choose_graph(candidates, *(inputs[key] for key in ARGUMENTS))
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        raise TypeError(f"choose_graph returns {type(answer).__name__}, expected (which, seconds)")
+    which, seconds = expect_pair(answer, "choose_graph", "(which, seconds)")
     left = len(candidates) if isinstance(candidates, list) else len(weights)
-    return {"seconds": answer[1], "which": answer[0], "candidates in the list after the call": left}
+    return {"seconds": seconds, "which": which, "candidates in the list after the call": left}
 
 
 def fastest(less: int = 0, whole_tensors: bool = False) -> Callable[..., Any]:

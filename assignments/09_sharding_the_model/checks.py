@@ -32,6 +32,7 @@ from course_lib.checking import (
 from course_lib.checking.answers import describe
 from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.checking.on_ranks.effects import aspects
+from course_lib.checking.on_ranks.given import expect_function
 from course_lib.checking.on_ranks.held import held_by
 from course_lib.checking.on_ranks.leaves import tensors_in, with_tensors
 from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
@@ -299,8 +300,7 @@ def run_training(sharded_optimizer: Callable[..., Any], inputs: Any, case: Given
     all_params = case.iterable([*params, *(params[i] for i in inputs["tied"])])
     step = sharded_optimizer(all_params, make_optimizer, group=case.group)
     untrained += make_another()
-    if not callable(step):
-        raise TypeError(f"your function returns {type(step).__name__}, expected a function step()")
+    expect_function(step, "what your function returns")
     memory = addresses(params)  # a function that moves parameters in memory has done so by now
     weights = []
     for gradients in inputs["gradients"]:

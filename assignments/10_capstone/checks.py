@@ -7,7 +7,6 @@ that reaches the target: `judges.py` says what is expected.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,21 +28,12 @@ BOUNDS = {
     "bound by what is received": (1e10, 1e8, 1e9),
     "no messages": (1e12, 0, 0),
 }
-ONCE = (
-    "Here flops, sent and received are generators: you can go through each of them only once, and "
-    "they have no length and no [k]. Use zip(), or begin with flops = list(flops)."
-)
 
 
 def run_light(speed_of_light: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``speed_of_light(flops, sent, received, rate, bandwidth)``."""
     lists = [case.iterable(inputs[key]) for key in KEYS]
-    try:
-        return {"seconds": speed_of_light(*lists, inputs["rate"], inputs["bandwidth"])}
-    except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(lists[0], types.GeneratorType):
-            error.add_note(ONCE)
-        raise
+    return {"seconds": speed_of_light(*lists, inputs["rate"], inputs["bandwidth"])}
 
 
 def draw_light(d: Draw) -> list[Any]:

@@ -40,8 +40,9 @@ class Allowed:
         calls: how many calls of a kind more than the reference a rank may make; None: any number.
         slack: bytes more that a rank may send, or a function of its input that gives them; None:
             any number.
-        least: the share of the reference's bytes that a rank must receive. Numbers of other ranks
-            must come in messages, not from a file or from memory that the ranks of a process share.
+        least: the share of the reference's bytes that the ranks of a group must receive. Numbers
+            of other ranks must come in messages, not from a file or from memory that the ranks of
+            a process share.
         in_order: a rank's calls must have the kinds and bytes of the reference's calls, in their
             order, and begin after as much computation as these.
         time: how many times as long as the reference the ranks may need on the virtual clock;
@@ -91,14 +92,13 @@ def expect_as_reference(
         if allowed.slack is not None:
             slack = allowed.slack if isinstance(allowed.slack, int) else allowed.slack(inputs[rank])
             _expect_bytes(rank, events, max(map(_sent, like)) + slack, allowed.hint)
-        alone = len(case.members(rank)) == 1
-        if not alone:
-            _expect_received(rank, events, ours[rank], allowed.least)
-        if allowed.in_order and (events or not alone):
+        if allowed.in_order and (events or len(case.members(rank)) > 1):
             _expect_order(rank, events, ours[rank], allowed.hint)
             if timed:
                 limits = [(computed(right, rank, e.start), math.inf) for e in ours[rank]]
                 _expect_computed(rank, events, limits, trace)
+    for members in dict.fromkeys(tuple(case.members(rank)) for rank in range(case.world_size)):
+        _expect_received(members, trace, ours, allowed.least)
     if timed and allowed.time is not None and case.after is None:
         _expect_time(trace, right, allowed.time, allowed.hint)
 
@@ -148,13 +148,19 @@ def _expect_bytes(
 
 
 def _expect_received(
-    rank: int, events: Sequence[Event], ours: Sequence[Event], share: float
+    members: Sequence[int], trace: Trace, ours: Sequence[Sequence[Event]], share: float
 ) -> None:
-    total, needed = sum(map(received, events)), math.ceil(share * sum(map(received, ours)))
-    if total < needed:
+    """Raise `Wrong` if the ranks of a group receive too little, all together.
+
+    How much one of them receives may depend on the direction in which numbers go around.
+    """
+    events = [event for rank in members for event in operations(trace, rank)]
+    total = sum(map(received, events))
+    needed = math.ceil(share * sum(received(event) for rank in members for event in ours[rank]))
+    if len(members) > 1 and total < needed:
         raise Wrong(
-            f"rank {rank} receives {format_bytes(total)}, expected at least "
-            f"{format_bytes(needed)}. It receives: {in_words([e for e in events if received(e)])}",
+            f"{names_inside(members)} receive {format_bytes(total)}, expected at least "
+            f"{format_bytes(needed)}. They receive: {in_words([e for e in events if received(e)])}",
             "A rank must get numbers of other ranks in messages, not from files or shared memory.",
         )
 

@@ -73,6 +73,10 @@ class Candidate:
         )
 
 
+class SolutionError(RuntimeError):
+    """The unknown solution has raised an exception."""
+
+
 def testing_task(
     function: str,
     *,
@@ -86,13 +90,13 @@ def testing_task(
 
     ``run(inputs)`` runs an unknown solution on ``len(inputs)`` ranks, 1 to `MOST`, and returns the
     ranks' results. If the solution raises, so does ``run``. The function returns whether the
-    solution is right.
+    solution is right; one that lets this exception pass refuses the solution, too.
 
     Args:
         function: name of the student's function.
         call: calls a solution on one of its ranks.
         expect: refuses inputs that the solution's ranks could not be given.
-        candidates: the public ones; others are hidden cases, ``Candidate(…).case()``.
+        candidates: the solutions to judge.
         worth: part → its share of the points. A part is earned if all of its wrong solutions are
             found and all of its right ones are accepted. So every part needs both.
         seconds: time limit of one case.
@@ -120,12 +124,14 @@ def testing_task(
             answers = [_receive(rank, case) for rank in range(1, 1 + len(inputs))]
             for rank, answer in enumerate(answers):
                 if "error" in answer:
-                    raise RuntimeError(f"the solution raised on rank {rank}: {answer['error']}")
+                    raise SolutionError(f"the solution raised on rank {rank}: {answer['error']}")
             return [answer["result"] for answer in answers]
 
         with _random_numbers_of_its_own():
             try:
                 verdict = is_right(run)
+            except SolutionError:
+                verdict = False
             finally:
                 for rank in range(1, 1 + MOST):
                     _send({"ranks": 0, "input": None}, rank, case)

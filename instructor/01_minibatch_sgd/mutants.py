@@ -24,12 +24,6 @@ minibatches__sorted_random_numbers_edited = edits_of(
     Mutant("global_generator", "the same seed gives other batches", ", generator=generator", ""),
     Mutant("reseeds", "epochs in a row have the same batches", ", dtype", ".manual_seed(7), dtype"),
     Mutant(
-        "keeps_neighbours",
-        "not the batches",
-        "keys.argsort()",
-        "torch.arange(n).roll(int(n * keys[0]))",
-    ),
-    Mutant(
         "by_a_sampler",
         "RandomSampler cannot be used: it is what this task asks you to write",
         "keys.argsort()",
@@ -140,13 +134,6 @@ accumulate_gradients__weighted_edited = edits_of(
         also=(("part.item()", "part.detach()"),),
     ),
     Mutant(
-        "adds_losses_in_bfloat16",
-        "loss returned",
-        "total = 0.0",
-        "total = torch.zeros((), dtype=torch.bfloat16)",
-        also=(("part.item()", "part.detach()"),),
-    ),
-    Mutant(
         "sums_in_float32",
         "rounded to float32 on the way",
         "part.backward()",
@@ -160,63 +147,59 @@ accumulate_gradients__weighted_edited = edits_of(
 )
 
 
-@passes
-def accumulate_gradients__by_function_transforms(model, loss_fn, x, y, micro_batch_size):
-    from torch.func import functional_call, grad_and_value
-
-    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    params, total = {name: param.detach() for name, param in trained.items()}, 0.0
-    model.zero_grad()
-    for rows, targets in zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True):
-
-        def share(params, rows=rows, targets=targets):
-            return loss_fn(functional_call(model, params, (rows,)), targets) * len(rows) / len(x)
-
-        gradients, loss = grad_and_value(share)(params)
-        total += loss.item()
-        for name, param in trained.items():
-            gradient = gradients[name]
-            param.grad = gradient if param.grad is None else param.grad + gradient
-    return total
-
-
 # learning_rate -----------------------------------------------------------------------------
 
 
 @passes
-def learning_rate__by_formula(step, peak, warmup_steps, total_steps):
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    passed = (step - warmup_steps) / (total_steps - warmup_steps)
-    return peak * (1 + math.cos(math.pi * passed)) / 2
+def learning_rate__by_formula(rows_seen, batch, peak, warmup_rows, total_rows):
+    row = rows_seen + batch / 2
+    if row < warmup_rows:
+        return peak * row / warmup_rows
+    if row < total_rows:
+        passed = (row - warmup_rows) / (total_rows - warmup_rows)
+        return peak * (1 + math.cos(math.pi * passed)) / 2
+    return 0
 
 
 @passes
-def learning_rate__as_a_tensor(step, peak, warmup_steps, total_steps):
-    rising = torch.arange(1, warmup_steps + 1) / max(1, warmup_steps)
-    left = total_steps - warmup_steps
-    falling = torch.cos(torch.arange(left) / max(1, left) * torch.pi / 2) ** 2
-    return peak * torch.cat([rising, falling])[step]
+def learning_rate__as_a_tensor(rows_seen, batch, peak, warmup_rows, total_rows):
+    row = torch.tensor(rows_seen + batch / 2)
+    falling = (row - warmup_rows) / max(1, total_rows - warmup_rows)
+    falling = torch.cos(falling * torch.pi / 2) ** 2 * (row < total_rows)
+    return peak * torch.where(row < warmup_rows, row / max(1, warmup_rows), falling)
 
 
 learning_rate__by_formula_edited = edits_of(
     learning_rate__by_formula,
-    Mutant("begins_with_0", "the first step would do nothing", "(step + 1)", "step"),
-    Mutant("cosine_of_all_steps", "only the steps after the warm-up", " - warmup_steps", ""),
-    Mutant("divides_by_the_warm_up", "Division", "if step", "if 1 / warmup_steps and step"),
+    Mutant("in_half_rows", None, "rows_seen + batch / 2", "(2 * rows_seen + batch) / 2"),
     Mutant(
-        "keeps_the_first_peak",
-        "keep nothing from one call to the next",
-        "total_steps):",
-        "total_steps, kept={}):",
-        also=(("return peak", "return kept.setdefault((warmup_steps, total_steps), peak)"),),
+        "in_batches",
+        None,
+        "row = rows_seen + batch / 2",
+        "row = rows_seen / batch + 1 / 2; warmup_rows /= batch; total_rows /= batch",
     ),
+    Mutant(
+        "in_whole_steps",
+        "Count rows and not steps",
+        "row = rows_seen + batch / 2",
+        "row = rows_seen // batch + 1; warmup_rows //= batch; total_rows //= batch",
+    ),
+    Mutant("begins_with_0", "the first step would do nothing", " + batch / 2", ""),
+    Mutant("reads_the_end", "where the batch ends", "batch / 2", "batch"),
+    Mutant("of_the_batch_before", "Count rows and not steps", "+ batch / 2", "- batch / 2"),
+    Mutant("whole_half", "Count rows and not steps", "batch / 2", "batch // 2"),
+    Mutant("peak_by_batch", "Count rows and not steps", "peak *", "peak * batch / 4 *"),
+    Mutant("whole_shares", "Count rows and not steps", "row / warmup", "row // warmup"),
+    Mutant("asks_too_early", "rate in step", "if row < warmup_rows", "if rows_seen < warmup_rows"),
+    Mutant("cosine_of_all_rows", "only the rows after the warm-up", " - warmup_rows", ""),
+    Mutant("divides_by_the_warm_up", "Division", "if row < w", "if 1 / warmup_rows and row < w"),
+    Mutant("rises_again", "an epoch after the last row", "row < total", "warmup_rows < total"),
     Mutant(
         "counts_the_calls",
         "rate in step",
-        "total_steps):",
-        "total_steps, calls=iter(range(10**6))):",
-        also=(("if step <", "if (step := next(calls) % total_steps) <"),),
+        "total_rows):",
+        "total_rows, calls=iter(range(10**6))):",
+        also=(("rows_seen +", "next(calls) * batch % total_rows +"),),
     ),
 )
 
@@ -277,19 +260,6 @@ gradient_variance__draw_by_draw_edited = edits_of(
         "randperm(len(x), generator=generator)",
         "arange(len(x)).roll(int(torch.randint(len(x), (), generator=generator)))",
     ),
-    Mutant(
-        "torch_var",
-        "not the mean of the drawn batches",
-        "total = 0.0",
-        "drawn = []",
-        also=(
-            (
-                "total += (gradient(rows) - full).square().sum().item()",
-                "drawn.append(gradient(rows))",
-            ),
-            ("return total / num_batches", "return torch.stack(drawn).var(0).sum().item()"),
-        ),
-    ),
     Mutant("at_most_20", "cannot have this mean", "(num_batches)", "(min(num_batches, 20))"),
     Mutant(
         "takes_the_next_batch_of_an_epoch",
@@ -301,11 +271,5 @@ gradient_variance__draw_by_draw_edited = edits_of(
         rows, order = order[:batch_size], order[batch_size:]
         """,
         also=(("total = 0.0", "total, order = 0.0, []"),),
-    ),
-    Mutant(
-        "moves_the_weights_there_and_back",
-        "the function changes weights, which must stay as it is",
-        "full = gradient(slice(None))",
-        "full = gradient(slice(None)); [p.data.add_(0.1).sub_(0.1) for p in model.parameters()]",
     ),
 )

@@ -76,18 +76,8 @@ send_bucket__by_cat_edited = edits_of(
     send_bucket__by_cat,
     Mutant("leaves_inf", "an inf or NaN", "piece.view", "piece.nan_to_num().view"),
     Mutant("sum", "the sum over the ranks", "flat / dist.get_world_size(group)", "flat"),
-    Mutant(
-        "divides_what_is_under_way",
-        "before its wait()",
-        "async_op=True)",
-        "async_op=True); flat /= dist.get_world_size(group)",
-        ("simulated",),
-        also=(("mean = flat / dist.get_world_size(group)", "mean = flat"),),
-    ),
     Mutant("forgets_to_wait", "never waits for the handle", "work.wait()", "pass"),
-    Mutant(
-        "waits_at_once", "finish waits", "async_op=True)", "async_op=True); work.wait()", VIRTUAL
-    ),
+    Mutant("waits_at_once", "finish waits", "op=True)", "op=True); work.wait()", VIRTUAL),
     Mutant("whole_world", "over all ranks", "=group", "=None", also=(("size(group)", "size()"),)),
     Mutant("leaves_out", "lacks a", "list(params)", "[p for p in params if p.grad is not None]"),
     Mutant(
@@ -197,17 +187,6 @@ hook_buckets__one_order_edited = edits_of(
         also=(("ready, sent = set(), {}", ""),),
     ),
     Mutant("keeps_what_was_sent", "the result of the step before", "sent.clear()", "pass"),
-    Mutant(
-        "keeps_its_gradients",
-        "gradient in step",
-        "grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in buckets[number]]",
-        """
-        params = buckets[number]
-        grads = [kept.get(p, torch.zeros_like(p)) if p.grad is None else p.grad for p in params]
-        kept.update(zip(params, grads, strict=True))
-        """,
-        also=(("ready, sent = set(), {}", "ready, sent, kept = set(), {}, {}"),),
-    ),
     Mutant("drops_inf", "an inf or NaN", "piece.view", "piece.nan_to_num(0, 0, 0).view"),
 )
 
@@ -276,25 +255,17 @@ data_parallel__all_in_one_edited = edits_of(
     Mutant(
         "only_the_last_backward",
         "the mean of the last micro-batch",
-        "torch.zeros_like(p) if p.grad is None else p.grad",
-        "added.pop(p, torch.zeros_like(p))",
-        also=(
-            ("ready, sent, local = set(), [], []", "ready, sent, local, added = set(), [], [], {}"),
-            (
-                "param.register_post_accumulate_grad_hook(hook)",
-                """
-                param.register_hook(lambda grad, p=param: added.update({p: grad.clone()}))
-                param.register_post_accumulate_grad_hook(hook)
-                """,
-            ),
-        ),
+        "local.pop()",
+        """
+        local.pop()
+        for param in params:
+            param.grad = None
+        """,
     ),
     Mutant("tied_twice", "A tied parameter is in one bucket", "dict.fromkeys(params)", "params"),
     Mutant("no_sync_ignored", "This equals the mean of the first micro-batch", "local:", "False:"),
     Mutant("counts_inside_no_sync", "gradient in", "if local:", "if ready.add(param) or local:"),
-    Mutant(
-        "waits_in_the_hook", "completes it", "(flat, work))", "(flat, work)); work.wait()", VIRTUAL
-    ),
+    Mutant("waits_in_the_hook", "completes it", "work))", "work)); work.wait()", VIRTUAL),
     Mutant("swallows_exceptions", "swallows an exception", "local.pop()", "local.pop(); return"),
     Mutant("no_finally", "leave no_sync", "try:", "if True:", VIRTUAL, (("finally:", "if True:"),)),
     Mutant("ends_at_the_inner_no_sync", "even after an inner no_sync", "pop", "clear"),
@@ -325,39 +296,15 @@ frontier__by_sums_edited = edits_of(
     frontier__by_sums,
     Mutant("mean", "increments", "ends.max(dim=0).values", "ends.mean(dim=0)"),
     Mutant("mean_of_stages", "the means over the ranks", "last - before", "durations.mean(dim=0)"),
-    Mutant(
-        "longest_of_stages",
-        "the longest duration",
-        "durations.cumsum(dim=1)",
-        "durations",
-        also=(("last - before", "last"),),
-    ),
-    Mutant("differences_of_stages", "increments", "durations.cumsum(dim=1)", "durations"),
+    Mutant("longest_of_stages", "the longest duration", "last - before", "durations.amax(dim=0)"),
     Mutant("no_difference", "the frontier itself", "last - before", "last"),
     Mutant("leader_of_the_stage", "leaders", "ends.argmax", "durations.argmax"),
-    Mutant(
-        "last_rank_on_ties",
-        "leaders",
-        "ends.argmax(dim=0)",
-        "len(ends) - 1 - ends.flip(0).argmax(dim=0)",
-    ),
-    Mutant(
-        "who_waits_least",
-        "leaders",
-        "ends.argmax(dim=0)",
-        "durations[:, -1].argmin().expand(len(last))",
-    ),
+    Mutant("last_rank_on_ties", "leaders", "ends.argmax", "len(ends) - 1 - ends.flip(0).argmax"),
     Mutant("first_to_end", "leaders", "ends.argmax", "ends.argmin"),
     Mutant("sums_over_ranks", "increments", "cumsum(dim=1)", "cumsum(dim=0)"),
     Mutant("one_leader", "leaders", "ends.argmax(dim=0)", "ends[:, -1].argmax().expand(len(last))"),
     Mutant("frontier_without_first", "increments", "last - before", "last.diff()"),
     Mutant("adds_in_place", "durations", "durations.cumsum", "durations.cumsum_"),
-    Mutant(
-        "by_sort",
-        None,
-        "ends.argmax(dim=0)",
-        "ends.sort(dim=0, descending=True, stable=True).indices[0]",
-    ),
 )
 
 
@@ -370,14 +317,3 @@ def frontier__by_loops(durations):
         leaders.append(ends.index(max(ends)))
         before = max(ends)
     return torch.tensor(increments, dtype=durations.dtype), torch.tensor(leaders)
-
-
-@passes
-def frontier__in_memory_of_the_frontier(durations):
-    latest, leaders = durations.new_zeros(durations.shape[1]), []
-    total = durations.new_zeros(len(durations))
-    for s in range(durations.shape[1]):
-        total = total + durations[:, s]
-        latest[s] = total.max()
-        leaders.append(min(r for r in range(len(total)) if total[r] == latest[s]))
-    return torch.diff(latest, prepend=latest.new_zeros(1)), torch.tensor(leaders)

@@ -21,24 +21,10 @@ def speed_of_light__in_float32(flops, sent, received, rate, bandwidth):
 
 speed_of_light__by_kind_edited = edits_of(
     speed_of_light__by_kind,
-    Mutant(
-        "forgets_to_receive",
-        "without the bytes that are received",
-        ", max(received) / bandwidth",
-        "",
-    ),
+    Mutant("forgets_to_receive", "bytes that are received", ", max(received) / bandwidth", ""),
     Mutant("forgets_to_send", "without the bytes that are sent", "max(sent) / bandwidth, ", ""),
     Mutant("forgets_its_bytes", "seconds: expected", "max(sent)", "max(list(sent)[:-1] or [0])"),
-    Mutant(
-        *("rounds_to_microseconds", "seconds: expected", "return max(", "return round(max("),
-        also=(("max(received) / bandwidth)", "max(received) / bandwidth), 6)"),),
-    ),
-    Mutant(
-        "rate_of_the_first_call",
-        "something is kept from the call before",
-        "/ rate",
-        "/ globals().setdefault(0, rate)",
-    ),
+    Mutant("keeps_the_rate", "from the call before", "/ rate", "/ globals().setdefault(0, rate)"),
     Mutant(
         "imports_the_reference",
         "course_lib.capstone.light",
@@ -46,12 +32,7 @@ speed_of_light__by_kind_edited = edits_of(
         "__import__('importlib').import_module('course_lib.capstone.light'); return",
         ("grader",),
     ),
-    Mutant(
-        "walks_twice",
-        "you can go through each of them only once",
-        "max(flops) / rate",
-        "max(flops) / rate if sum(flops) else 0",
-    ),
+    Mutant("walks_twice", "a second loop", "max(flops)", "sum(flops) and max(flops)"),
 )
 
 
@@ -197,14 +178,8 @@ train__local_steps_edited = edits_of(
         "range(1, 4)",
         also=(("step % 24 == 0", "step == 3"),),
     ),
-    Mutant(
-        *("steps_after_the_last_mean", "the ranks end with different weights"),
-        *("range(1, 73)", "range(1, 74)"),
-    ),
-    Mutant(
-        *("returns_a_tensor", "does not return a number of bytes"),
-        *("return sent", "return torch.tensor(sent)"),
-    ),
+    Mutant("steps_after_the_last_mean", "different weights", "range(1, 73)", "range(1, 74)"),
+    Mutant("returns_a_tensor", "not return a number", "return sent", "return torch.tensor(sent)"),
     Mutant(
         "counts_the_tensor",
         "rank 0 says that it sent",

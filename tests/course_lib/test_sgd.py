@@ -104,7 +104,7 @@ def test_step_is_in_place_and_leaves_unused_parameters():
     assert used.is_leaf
 
 
-# --- gradients in micro-batches, and the learning rate of a step --------------------------------
+# --- gradients in micro-batches, and the learning rate over rows --------------------------------
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 4, 7, 12])
@@ -128,20 +128,28 @@ def test_micro_batches_give_the_gradient_of_all_rows(micro_batch_size, filled):
     assert max(sizes) <= micro_batch_size
 
 
-@pytest.mark.parametrize(("warmup", "total"), [(5, 20), (1, 9), (0, 8), (6, 6), (1, 1), (7, 8)])
-def test_the_learning_rate_equals_torchs_schedules(warmup, total):
+@pytest.mark.parametrize(("warmup", "total"), [(6, 24), (1, 9), (0, 8), (6, 6), (7, 8)])
+@pytest.mark.parametrize("batch", [1, 3, 8, 12])
+def test_the_learning_rate_lies_on_torchs_curve_for_every_batch(warmup, total, batch):
     schedulers = torch.optim.lr_scheduler
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
-    falling = schedulers.CosineAnnealingLR(optimizer, max(1, total - warmup))
-    if warmup:
-        rising = schedulers.LinearLR(optimizer, 1 / warmup, 1.0, max(1, warmup - 1))
-        schedule = schedulers.SequentialLR(optimizer, [rising, falling], [warmup])
-    else:
-        schedule = falling
-    for step in range(total):
-        assert learning_rate(step, 0.3, warmup, total) == pytest.approx(schedule.get_last_lr()[0])
+    schedule = schedulers.CosineAnnealingLR(optimizer, max(1, 2 * (total - warmup)))
+    if warmup:  # it begins after the first half row
+        rising = schedulers.LinearLR(optimizer, 0.5 / warmup, 1.0, 2 * warmup - 1)
+        schedule = schedulers.SequentialLR(optimizer, [rising, schedule], [2 * warmup - 1])
+    curve = []
+    for _ in range(2 * total):  # a step of torch's schedule is half a row
+        curve.append(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
+    rates = []
+    for seen in range(0, total + batch, batch):
+        halves = 2 * seen + batch
+        rates.append(learning_rate(seen, batch, 0.3, warmup, total))
+        expected = curve[halves - bool(warmup)] if halves < 2 * total else 0.0
+        assert rates[-1] == pytest.approx(expected)
+    if warmup % batch == total % batch == 0:
+        assert batch * sum(rates) == pytest.approx(0.3 * total / 2)
 
 
 # --- the gradient and its variance --------------------------------------------------------------

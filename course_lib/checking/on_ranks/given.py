@@ -258,6 +258,20 @@ def simple(value: Any) -> Any:
     return operator.index(value)
 
 
+def expect_function(value: object, name: str) -> Callable[..., Any]:
+    """Return what a student's function returned, called `name`; raise TypeError unless callable."""
+    if not callable(value):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a function")
+    return value
+
+
+def expect_pair(value: Any, name: str, pair: str) -> tuple[Any, Any]:
+    """Return what a student's function returned if it is a `pair`, else raise TypeError."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError(f"{name} returns {type(value).__name__}, expected {pair}")
+    return value
+
+
 def own_frames(trace: types.TracebackType | None, program: Program) -> types.TracebackType | None:
     """Return a traceback without the frames of the course, of the check and of PyTorch."""
     folder = os.path.dirname(program.__code__.co_filename)

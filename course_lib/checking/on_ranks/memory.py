@@ -10,17 +10,13 @@ OWN_MEMORY = "the memory of the parameters after the call"
 """Key in a program's answer; its value comes from `memory_of`."""
 KEPT = "kept"
 REPLACED = "replaced: write into the old memory, with p.data.copy_(new)"
-CHANGED = "kept, but requires_grad is changed: leave it as it is"
 
 
-def addresses(params: Iterable[Tensor]) -> list[tuple[int, bool]]:
-    """Return the address of the first number of each parameter, and its ``requires_grad``."""
-    return [(param.data_ptr(), param.requires_grad) for param in params]
+def addresses(params: Iterable[Tensor]) -> list[int]:
+    """Return the address of the first number of each parameter."""
+    return [param.data_ptr() for param in params]
 
 
-def memory_of(params: Iterable[Tensor], before: Sequence[tuple[int, bool]]) -> str:
-    """Return `KEPT` if the parameters have the `addresses` of `before`, else what is changed."""
-    after = addresses(params)
-    if [address for address, _ in after] != [address for address, _ in before]:
-        return REPLACED
-    return KEPT if after == list(before) else CHANGED
+def memory_of(params: Iterable[Tensor], before: Sequence[int]) -> str:
+    """Return `KEPT` if the parameters have the `addresses` of `before`, else `REPLACED`."""
+    return KEPT if addresses(params) == before else REPLACED

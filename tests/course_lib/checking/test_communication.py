@@ -43,10 +43,12 @@ def twice() -> None:
     all_reduce()
 
 
-def ring(step: int = 1) -> None:
+def ring(step: int = 1, empty: int = -1) -> None:
+    """Pass a tensor on; the rank `empty` has none to give."""
     rank, k = dist.get_rank(), dist.get_world_size()
-    handle = dist.isend(torch.ones(NUMBERS), (rank + step) % k)
-    dist.recv(torch.ones(NUMBERS), (rank - step) % k)
+    source = (rank - step) % k
+    handle = dist.isend(torch.ones(NUMBERS * (rank != empty)), (rank + step) % k)
+    dist.recv(torch.ones(NUMBERS * (source != empty)), source)
     handle.wait()
 
 
@@ -110,10 +112,11 @@ def test_a_demand_is_met_and_missed(demand, right, offender, message):
         (twice, all_reduce, {"calls": 1}, "rank 0 sends 7.8 KiB, expected at most 3.9 KiB"),
         (twice, all_reduce, {"calls": 1, "slack": 4000}, ""),
         (twice, all_reduce, {"calls": 1, "slack": None, "time": 1.1}, "the ranks need "),
-        (barrier, all_reduce, {"kinds": ("barrier",), "calls": 1}, "receives 0 B, expected at le"),
+        (barrier, all_reduce, {"kinds": ("barrier",), "calls": 1}, "receive 0 B, expected at lea"),
         (barrier, all_reduce, {"kinds": ("barrier",), "calls": 1, "least": 1e-9}, "at least 1 B"),
         (lambda: ring(2), ring, {}, "rank 0 may exchange messages only with ranks 1, 3 here"),
         (lambda: ring(2), ring, {"roles": True}, ""),
+        (lambda: ring(-1, empty=0), lambda: ring(1, empty=0), {}, ""),
         (after_the_message, before_the_message, {}, ""),
         (after_the_message, before_the_message, {"in_order": True}, "expected at least 1 ms"),
         (twice, all_reduce, {"calls": None, "slack": None, "in_order": True}, "in this order: all"),

@@ -55,6 +55,7 @@ ODD = [
         *("05_bucketing_and_overlap", "data_parallel", gives((None, nullcontext))),
         "finish is NoneType, expected a function",
     ),
+    ("08_decentralized_training", "choose_graph", gives(None), "expected (which, seconds)"),
     ("09_sharding_the_model", "column_parallel", gives(len), "expected an nn.Module"),
 ]
 
