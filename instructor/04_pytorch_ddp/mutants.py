@@ -137,6 +137,12 @@ def train__no_sync(model, loss_fn, x, y, lr, batch_size, accumulate, epochs, see
 train__no_sync_edited = edits_of(
     train__no_sync,
     Mutant(
+        "clips",
+        "large gradients",
+        "optimizer.step()",
+        "torch.nn.utils.clip_grad_value_(model.parameters(), 100); optimizer.step()",
+    ),
+    Mutant(
         "forward_outside_no_sync",
         "once per optimizer step, not once per micro-batch",
         "last = batch is window[-1]",
@@ -148,6 +154,7 @@ train__no_sync_edited = edits_of(
     Mutant("own_start", "after training", "_group=group", "_group=group, init_sync=False"),
     Mutant("divides_by_accumulate", "fewer micro-batches", "len(batch) / count", "1 / accumulate"),
     Mutant("own_loss", "loss of step 0", "dist.all_reduce(shown, group=group)", "shown *= k"),
+    Mutant("no_set_epoch", "tell the sampler the epoch", "sampler.set_epoch(epoch)", "pass"),
     Mutant(
         "wraps_every_epoch",
         "Wrap the model once",
@@ -371,6 +378,12 @@ exhibit_1__averages_after_the_step_edited = edits_of(
         "optimizer.step()",
         "pass",
         also=(("world_size(group)", "world_size(group); param.data -= lr * param.grad"),),
+    ),
+    Mutant(
+        "clips",
+        "very wrong",
+        "optimizer.step()",
+        "[p.grad.clamp_(-10, 10) for p in model.parameters()]; optimizer.step()",
     ),
     Mutant("only_takes_it_out", "the result of this rank alone", "in model.parameters()", "in ()"),
 )
