@@ -25,22 +25,23 @@ root = Path(__file__).resolve().parent
 grading = Path(os.environ.get("GRADING") or "grading")
 # SQLite makes the gradebook, but no folder for it. If nothing may be written, nbgrader says so.
 with contextlib.suppress(OSError):
-    (root / grading).mkdir(parents=True, exist_ok=True)
+    (root / grading / "exchange").mkdir(parents=True, exist_ok=True)
+# Students submit through an exchange on a hub. Elsewhere nobody does, but formgrader wants one.
+exchange = Path(os.environ.get("EXCHANGE") or "/usr/local/share/nbgrader/exchange")
+c.Exchange.root = str(exchange if exchange.is_dir() else root / grading / "exchange")
 
 c.CourseDirectory.course_id = "sgd-to-ddp"
 c.CourseDirectory.root = str(root)
 c.CourseDirectory.source_directory = "instructor"
-c.CourseDirectory.release_directory = str(grading / "release")
-c.CourseDirectory.submitted_directory = str(grading / "submitted")
-c.CourseDirectory.autograded_directory = str(grading / "autograded")
-c.CourseDirectory.feedback_directory = str(grading / "feedback")
-c.CourseDirectory.solution_directory = str(grading / "solution")
+for step in ("release", "submitted", "autograded", "feedback", "solution"):
+    c.CourseDirectory[f"{step}_directory"] = str(grading / step)
 c.CourseDirectory.db_url = f"sqlite:///{root / grading / 'gradebook.db'}"
 # Other outputs of nbgrader: `nbgrader export`, and submissions unpacked by `nbgrader zip_collect`.
 c.ExportPlugin.to = str(root / grading / "grades.csv")
 c.ZipCollectApp.downloaded_directory = str(grading / "downloaded")
 # These files must not reach a student: neither on release nor with the feedback.
-c.CourseDirectory.ignore = [".ipynb_checkpoints", "__pycache__", "*.pyc", "hidden.py", "mutants.py"]
+c.CourseDirectory.ignore = [".ipynb_checkpoints", "__pycache__", "*.pyc"]
+c.CourseDirectory.ignore += ["hidden.py", "mutants.py", "comments.md"]
 
 # Before a submission is copied, files that no student needs to submit are set aside. Nothing is
 # graded if there is no sandbox with all that it needs.
@@ -62,6 +63,10 @@ c.Autograde.autograde_preprocessors = [
     "autograder.passes.late.LatePenalties",
     "nbgrader.preprocessors.CheckCellMetadata",
 ]
+# A mark scheme is part of the question, so formgrader shows it above the answer.
+c.ClearMarkScheme.enforce_metadata = False
+# Before a deadline, docs/hourly.sh may ask for points of visible cases only.
+c.Examine.hidden = not os.environ.get("VISIBLE_ONLY")
 c.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE\nraise NotImplementedError"}
 # Student text must not run in the browser of the instructor, nor in that of a student.
 c.HTMLExporter.sanitize_html = True

@@ -140,6 +140,7 @@ class Settings:
     submission_seconds: float = CELLS_SECONDS
     memory_gib: float = 3.0
     on: str = ""
+    hidden: bool = True
 
     @classmethod
     def of(cls, config: Config) -> Settings:

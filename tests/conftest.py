@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch is imported anywhere, and inherited by every rank and kernel the tests start: four
@@ -44,6 +43,7 @@ settings.register_profile(
 )
 settings.load_profile("course")
 
+# The files that take longest, in this order: workers begin with them.
 LONG = (
     "test_class.py",
     "test_lectures.py",
@@ -58,12 +58,11 @@ LONG = (
     "test_kills.py",
     "test_repair.py",
 )
-"""The files that take longest, in this order: workers begin with them."""
 
 MARK = "SGD_TO_DDP_TEST"
 GRACE_SECONDS = 3.0
+# Of a process that its parent has not yet collected.
 DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-"""Of a process that its parent has not yet collected."""
 
 
 # Started in the background of a script, a shell's commands ignore Ctrl-C, as all that they start
@@ -94,8 +93,8 @@ def orphans(mark: str, ancestor: int) -> dict[int, str]:
     return found
 
 
+# So many cases of a parametrized test run by default; `make test-all` runs every case.
 EXAMPLES = 3
-"""So many cases of a parametrized test run by default; `make test-all` runs every case."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked large
@@ -134,7 +133,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kernels_have_an_address_of_their_own() -> Iterator[None]:
+def kernels_have_an_address_of_their_own():
     """Beside other workers, give kernels an address at which nobody else takes ports.
 
     A kernel is told five ports that are free when it is started. Until it takes them, a second
@@ -161,7 +160,7 @@ def ddp_is_imported() -> None:
 
 
 @pytest.fixture
-def fresh_matplotlib() -> Iterator[None]:
+def fresh_matplotlib():
     """Draw on no screen and in matplotlib's own style, whatever a notebook's cell set before."""
     import matplotlib
     import matplotlib.pyplot as plt
@@ -174,7 +173,7 @@ def fresh_matplotlib() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_process_left_behind() -> Iterator[None]:
+def no_process_left_behind():
     """Fail the run when a process that a test started outlives whoever was to end it.
 
     Only orphans count here. Multiprocessing's fork server and resource tracker are descendants of

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +42,7 @@ def gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("part", ["facts", "one_rank", "overlap"])
 @pytest.mark.large
-def test_parts_of_make_gpu_run_on_the_cpu(part: str, tmp_path: Path) -> None:
+def test_parts_of_make_gpu_run_on_the_cpu(part: str, tmp_path) -> None:
     done = gpu("--emulated", "--only", part, "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + (tmp_path / f"{part}.log").read_text()
     assert json.loads((tmp_path / f"{part}.jsonl").read_text().splitlines()[0])

@@ -1,14 +1,8 @@
 """The course in a browser: a real JupyterLab, with the clicks of students and instructors."""
 
-from __future__ import annotations
-
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -21,8 +15,6 @@ from tests.helpers.browser import Browser, jupyterlab, needs_browser
 from tests.helpers.course_folders import needs_sources
 
 pytestmark = [pytest.mark.large, pytest.mark.timeout(900), needs_browser]
-SHOTS = os.environ.get("SCREENSHOTS")
-"""A folder for screenshots at the end of each test, to be looked at."""
 
 NOTEBOOK = "window.jupyterapp.shell.currentWidget"
 CODE = f"{NOTEBOOK}.content.widgets.filter(c => c.model.type === 'code')"
@@ -33,7 +25,7 @@ STATE = f"""JSON.stringify({CODE}.map(c => ({{
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def desk(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("my desk") / "work"
     refresh(ROOT, folder)
     return folder
@@ -46,7 +38,7 @@ OPTIONS = (
 
 
 @pytest.fixture(scope="module")
-def lab(desk: Path) -> Iterator[str]:
+def lab(desk):
     """Start JupyterLab as `course lab` does; return its address."""
     command = [sys.executable, "-m", "jupyterlab", *OPTIONS, f"--ServerApp.root_dir={desk}"]
     command += style()
@@ -55,11 +47,9 @@ def lab(desk: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(lab: str, request: pytest.FixtureRequest) -> Iterator[Browser]:
+def page(lab: str):
     with Browser() as browser:
         yield browser
-        if SHOTS:
-            browser.screenshot(Path(SHOTS, f"{request.node.name}.png"))
 
 
 def open_notebook(page: Browser, lab: str, path: str) -> None:
@@ -73,11 +63,11 @@ def open_notebook(page: Browser, lab: str, path: str) -> None:
     )
 
 
-def cells(page: Browser) -> list[dict[str, Any]]:
+def cells(page: Browser):
     return json.loads(page.run(STATE))
 
 
-def text_of(cell: dict[str, Any]) -> str:
+def text_of(cell) -> str:
     texts = [o.get("text") or o.get("traceback") or o.get("data", {}) for o in cell["outputs"]]
     return "\n".join(str(each) for each in texts)
 
@@ -86,7 +76,7 @@ def start(page: Browser, command: str) -> None:
     page.run(f"void window.jupyterapp.commands.execute('{command}')")
 
 
-def run_all(page: Browser, seconds: float = 400) -> list[dict[str, Any]]:
+def run_all(page: Browser, seconds: float = 400):
     """Click Run All, and return the cells when the last one has ended."""
     start(page, "notebook:run-all-cells")
     deadline = time.monotonic() + seconds
@@ -102,7 +92,7 @@ def run_all(page: Browser, seconds: float = 400) -> list[dict[str, Any]]:
         time.sleep(0.5)
 
 
-def write_notebook(desk: Path, name: str, *sources: str) -> str:
+def write_notebook(desk, name: str, *sources: str) -> str:
     """Put a notebook of these cells on the desk; an error in one does not stop the others."""
     made = [v4.new_code_cell(s, metadata={"tags": ["raises-exception"]}) for s in sources]
     notebook = v4.new_notebook(cells=made)

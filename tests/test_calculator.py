@@ -1,15 +1,11 @@
 """The calculator page beside the Python that it repeats, in a headless browser."""
 
-from __future__ import annotations
-
 import html
 import json
 import random
 import re
 import subprocess
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -28,13 +24,13 @@ from course_lib.cost_model import (
 )
 from course_lib.pipeline_parallel import bubble_fraction
 from course_lib.sharded_optimizer import model_state_bytes
-from course_lib.simulate import CLUSTERS, Cluster, estimate
+from course_lib.simulate import CLUSTERS, estimate
 from course_lib.simulate.published import load
 from tests.helpers import ROOT
 from tests.helpers.browser import PROGRAM, needs_browser
 
 PAGE = ROOT / "docs/calculator.html"
-OF_A_NETWORK: dict[str, Callable[..., float]] = {
+OF_A_NETWORK = {
     formula.__name__: formula
     for formula in (
         *(ring_reduce_scatter_time, ring_all_reduce_time, tree_all_reduce_time),
@@ -43,8 +39,8 @@ OF_A_NETWORK: dict[str, Callable[..., float]] = {
 }
 
 
+# A function of the page, its arguments, and what Python says.
 Question = tuple[str, list[Any], Any]
-"""A function of the page, its arguments, and what Python says."""
 
 
 def calls() -> list[Question]:
@@ -64,7 +60,7 @@ def calls() -> list[Question]:
     return questions
 
 
-def machine_of(cluster: Cluster) -> dict[str, float]:
+def machine_of(cluster) -> dict[str, float]:
     """Return a cluster as the page takes it."""
     reached = cluster.reached
     return {
@@ -95,7 +91,7 @@ def transformer_steps() -> list[Question]:
 
 
 @needs_browser
-def test_the_page_calculates_what_python_does(tmp_path: Path) -> None:
+def test_the_page_calculates_what_python_does(tmp_path) -> None:
     steps = transformer_steps()
     assert len({arguments[2]["zero"] for _, arguments, _ in steps}) == 4 and len(steps) > 20
     questions = [*calls(), *steps]

@@ -7,9 +7,7 @@ and sends the next reader to a place that no longer exists.
 import ast
 import builtins
 import re
-from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -23,17 +21,17 @@ NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget() -> Iterator[None]:
+def forget():
     yield
     parsed.cache_clear()  # of a tenth of a gigabyte
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
+def parsed(path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def docstrings(path: Path) -> Iterator[tuple[ast.AST, str]]:
+def docstrings(path):
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node, ast.get_docstring(node) or ""
@@ -66,11 +64,11 @@ def lower(words: list[str]) -> list[str]:
     return [word for word in words if word[0].islower()]
 
 
-def shown(path: Path) -> str:
+def shown(path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def in_files(problems_of: Callable[[Path], list[str]], files: Sequence[Path] = FILES) -> str:
+def in_files(problems_of, files=FILES) -> str:
     """Return what is wrong, a line for each file, in all of them: they are read once, here."""
     assert files
     found = ((path, problems_of(path)) for path in files)
@@ -80,7 +78,7 @@ def in_files(problems_of: Callable[[Path], list[str]], files: Sequence[Path] = F
 def test_a_docstring_names_what_there_is() -> None:
     """For classes and functions take only names with a dot: a word may be an option's value."""
 
-    def misnamed(path: Path) -> list[str]:
+    def misnamed(path) -> list[str]:
         wrong = []
         for node, text in docstrings(path):
             words = lower(QUOTED.findall(text))
@@ -93,7 +91,7 @@ def test_a_docstring_names_what_there_is() -> None:
 
 
 def test_a_docstring_lists_the_arguments_that_there_are() -> None:
-    def others(path: Path) -> list[str]:
+    def others(path) -> list[str]:
         wrong = []
         for node, text in docstrings(path):
             section = re.search(r"^Args:\n((?:    .*\n|\n)+)", f"{text}\n", re.MULTILINE)

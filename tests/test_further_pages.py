@@ -1,7 +1,5 @@
 """The pages in lectures/further execute from scratch: so long that a worker is theirs."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.helpers.course_folders import FURTHER
@@ -10,5 +8,5 @@ from tests.helpers.printed_again import executed_again
 
 @pytest.mark.large
 @pytest.mark.parametrize("path", FURTHER, ids=lambda path: path.stem)
-def test_a_page_executes(path: Path, tmp_path: Path) -> None:
+def test_a_page_executes(path, tmp_path) -> None:
     assert not (found := executed_again(path, tmp_path)), "\n".join(found)

@@ -5,7 +5,6 @@ import json
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 from course_lib import READING_ORDER
 from tests.helpers import ROOT
@@ -16,7 +15,7 @@ ALLOWED = {"torch", "numpy", "matplotlib", "IPython", "course_lib", "scripts"}
 EVERYWHERE = {"torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._pytree.tree_leaves"}
 
 
-def sources() -> list[tuple[Path, str]]:
+def sources():
     """Return the files of assignments, and the code of all notebooks without lines of shell."""
     found = [
         (path, path.read_text())

@@ -1,7 +1,5 @@
 """Every command in the instructor's guide exists, and so do its options."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re
@@ -9,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -69,7 +66,7 @@ def test_commands_of_nbgrader_and_make_are_there() -> None:
     assert {arguments[0] for arguments in commands("make") if arguments} <= set(targets)
 
 
-def test_each_student_has_numbers_of_their_own_and_the_command_finds_a_copy(tmp_path: Path) -> None:
+def test_each_student_has_numbers_of_their_own_and_the_command_finds_a_copy(tmp_path) -> None:
     cell = next(
         block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "me =" in block
     )

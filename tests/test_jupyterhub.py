@@ -4,19 +4,15 @@ All passes through the hub: students fetch, submit and read their feedback at th
 graders share the formgrader. Accounts and processes are those of a trial, which needs no root.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -47,7 +43,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(tmp_path_factory: pytest.TempPathFactory):
     """A course, an exchange, homes, and a hub."""
     place = tmp_path_factory.mktemp("hub")
     course = place / "course"
@@ -80,7 +76,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             hub.wait()
 
 
-def wait_for(is_so: Any, hub: subprocess.Popen[bytes] | None = None) -> None:
+def wait_for(is_so, hub: subprocess.Popen[bytes] | None = None) -> None:
     deadline = time.monotonic() + 600
     while not is_so():
         assert time.monotonic() < deadline and (hub is None or hub.poll() is None)
@@ -101,7 +97,7 @@ class Person:
         response.raise_for_status()
         self.headers = {"Authorization": f"token {response.json()['token']}"}
 
-    def ask(self, method: str, url: str, **options: Any) -> Any:
+    def ask(self, method: str, url: str, **options):
         answer = requests.request(method, url, headers=self.headers, timeout=600, **options)
         assert answer.ok, f"{method} {url}: {answer.status_code} {answer.text[:2000]}"
         return answer.json() if answer.content else None
@@ -119,13 +115,13 @@ class Student(Person):
         self.ask("POST", f"{HUB}/hub/api/users/{name}/server")
         wait_for(lambda: self.ask("GET", f"{HUB}/hub/api/users/{name}")["servers"][""]["ready"])
 
-    def act(self, action: str) -> list[dict[str, Any]]:
+    def act(self, action: str):
         """Do what a button of the assignment list does."""
         response = self.ask("POST", f"{self.url}/assignments/{action}", data=WHICH)
         assert response["success"], response["value"]
         return response["value"]
 
-    def fetch_and_submit(self, solved: bool) -> list[dict[str, Any]]:
+    def fetch_and_submit(self, solved: bool):
         listed = self.ask("GET", f"{self.url}/assignments", params={"course_id": "sgd-to-ddp"})
         assert [entry["status"] for entry in listed["value"]] == ["released"]
         self.act("fetch")
@@ -137,7 +133,7 @@ class Student(Person):
         return self.act("submit")
 
 
-def solve(cells: list[dict[str, Any]]) -> None:
+def solve(cells) -> None:
     """Write our own solutions into a released notebook's cells."""
     ours = nbformat.read(SOURCES / NAME / f"{NAME}.ipynb", as_version=4)
     roles = [(cell, cell.metadata.get("nbgrader")) for cell in ours.cells]

@@ -1,12 +1,9 @@
 """The hub's configuration names an account that is missing; the test needs no hub."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from traitlets.config import Config
@@ -19,14 +16,14 @@ CONFIG = ROOT / "docs" / "jupyterhub" / "jupyterhub_config.py"
 class Machine:
     """Stands for JupyterHub's log-in on a machine with one account."""
 
-    def system_user_exists(self, user: Any) -> bool:
+    def system_user_exists(self, user) -> bool:
         return bool(user.name == "instructor1")
 
-    async def add_user(self, user: Any) -> None:
+    async def add_user(self, user) -> None:
         user.added = True
 
 
-def read_config(monkeypatch: pytest.MonkeyPatch, course: Path) -> Any:
+def read_config(monkeypatch: pytest.MonkeyPatch, course: Path):
     auth = types.SimpleNamespace(PAMAuthenticator=Machine)
     monkeypatch.setitem(sys.modules, "jupyterhub", types.SimpleNamespace(auth=auth))
     monkeypatch.setitem(sys.modules, "jupyterhub.auth", auth)

@@ -3,7 +3,6 @@
 import ast
 import re
 import tomllib
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -19,12 +18,12 @@ CORE = sorted((ROOT / "lectures").glob("*.ipynb"))
 LECTURES = [*CORE, *FURTHER]
 
 
-def name(path: Path) -> str:
+def name(path) -> str:
     return path.stem
 
 
 @pytest.mark.parametrize("path", LECTURES, ids=name)
-def test_a_lecture_keeps_to_the_rules(path: Path) -> None:
+def test_a_lecture_keeps_to_the_rules(path) -> None:
     assert not (found := problems(path, LECTURE)), "\n".join(found)
 
 
@@ -52,34 +51,34 @@ LINKS = "[Symbols](../docs/symbols.md) · [Glossary](../docs/glossary.md)"
 
 
 @pytest.mark.parametrize("path", CORE, ids=name)
-def test_a_lecture_leads_to_the_symbols_and_the_glossary(path: Path) -> None:
+def test_a_lecture_leads_to_the_symbols_and_the_glossary(path) -> None:
     first = nbformat.read(path, as_version=4).cells[0].source
     assert first.splitlines()[-1] == LINKS, "the last line of the first cell"
 
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("path", CORE, ids=name)
-def test_a_core_lecture_is_short_asks_and_states_its_time(path: Path) -> None:
+def test_a_core_lecture_is_short_asks_and_states_its_time(path) -> None:
     size = size_of(path)
     assert size.cells <= 1.1 * CELLS and size.words <= 1.1 * WORDS, size
     assert abs(size.minutes - size.stated) <= 5, size
     assert 3 <= size.guesses <= 5 and size.puzzles <= 2, size
 
 
-def notebooks(folder: Path) -> list[Path]:
+def notebooks(folder):
     return sorted(path for each in assignments(folder) for path in each.glob("*.ipynb"))
 
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("path", [*notebooks(RELEASED), *notebooks(SOURCES)], ids=name)
-def test_an_assignment_keeps_to_the_rules(path: Path) -> None:
+def test_an_assignment_keeps_to_the_rules(path) -> None:
     assert not (found := problems(path, ASSIGNMENT)), "\n".join(found)
 
 
 @pytest.mark.parametrize(
     "path", [CORE[0], *(pytest.param(path, marks=pytest.mark.large) for path in CORE[1:])], ids=name
 )
-def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:
+def test_a_lecture_executes(path, tmp_path) -> None:
     assert not (found := executed_again(path, tmp_path)), "\n".join(found)
 
 

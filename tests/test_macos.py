@@ -26,6 +26,7 @@ PAGES = os.environ.get("MACOS_PAGES", " ".join(PAGES)).split()
 PROBES = [
     "tests/course_lib/ranks/processes/test_on_macos.py",
     "tests/course_lib/ranks/test_student_bugs.py",
+    "tests/course_lib/ranks/test_watch.py::test_the_cause_is_named",
     "tests/course_lib/ranks/notebook/test_notebook.py",
 ]
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ ENVIRONMENT = {
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path):
     """Return a folder with the Makefile, and a Python and a pip for it."""
     folder = tmp_path / "checkout"
     folder.mkdir()
@@ -43,7 +42,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def make(checkout: Path, **variables: str) -> str:
+def make(checkout, **variables: str) -> str:
     """Build .venv and return what make said."""
     settings = {"PYTHON": "./python", "PIP": "true", **variables}
     done = subprocess.run(
@@ -58,7 +57,7 @@ def make(checkout: Path, **variables: str) -> str:
     return done.stdout
 
 
-def interrupted_make(checkout: Path, how: signal.Signals) -> None:
+def interrupted_make(checkout, how: signal.Signals) -> None:
     """Build .venv, and end make and all it started while pip is at work."""
     process = subprocess.Popen(
         ["make", ".venv/ready", "PYTHON=./python", "PIP=./hanging-pip"],
@@ -83,14 +82,14 @@ INTERRUPTIONS = pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, s
 
 
 @INTERRUPTIONS
-def test_an_interrupted_venv_of_ours_is_built_anew(checkout: Path, how: signal.Signals) -> None:
+def test_an_interrupted_venv_of_ours_is_built_anew(checkout, how: signal.Signals) -> None:
     interrupted_make(checkout, how)
     (checkout / ".venv/half-installed").touch()
     assert "removing an incomplete" in make(checkout)
     assert not (checkout / ".venv/half-installed").exists()
 
 
-def test_an_outdated_venv_is_removed_if_it_is_ours(checkout: Path) -> None:
+def test_an_outdated_venv_is_removed_if_it_is_ours(checkout) -> None:
     make(checkout)
     ours = checkout / ".venv/installed"
     ours.touch()
@@ -107,9 +106,7 @@ def test_an_outdated_venv_is_removed_if_it_is_ours(checkout: Path) -> None:
     ("system", "gpu", "index"),
     [("Linux", False, "--extra-index-url"), ("Linux", True, ""), ("Darwin", False, "")],
 )
-def test_the_index_of_cpu_wheels_is_for_linux_without_a_gpu(
-    system: str, gpu: bool, index: str, checkout: Path
-) -> None:
+def test_the_index_of_cpu_wheels_is_for_linux_without_a_gpu(system, gpu, index, checkout):
     scripts = {"uname": f"#!/bin/sh\necho {system}\n"} | (
         {"nvidia-smi": "#!/bin/sh\n"} if gpu else {}
     )
@@ -127,7 +124,7 @@ def test_the_index_of_cpu_wheels_is_for_linux_without_a_gpu(
     assert done.stdout.partition(" ")[0].strip() == index, done.stdout
 
 
-def test_the_cuda_wheel_does_not_come_in_silence(checkout: Path) -> None:
+def test_the_cuda_wheel_does_not_come_in_silence(checkout) -> None:
     """PyPI's torch is recognised by what it requires."""
     metadata = checkout / ".venv/lib/python3.13/site-packages/torch-2.13.0.dist-info/METADATA"
     metadata.parent.mkdir(parents=True)

@@ -1,12 +1,9 @@
 """The lectures as one PDF: `make pdf`."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +24,7 @@ def load():
     sys.path.remove(str(SITE))
 
 
-def test_the_page_has_still_figures_and_unfolded_answers(load, tmp_path: Path) -> None:
+def test_the_page_has_still_figures_and_unfolded_answers(load, tmp_path) -> None:
     page = load("pdf").write_page(tmp_path, LECTURE).read_text(encoding="utf-8")
     assert "<script" not in page
     assert page.count("<details open") == page.count("<details") > 0
@@ -39,7 +36,7 @@ def test_the_page_has_still_figures_and_unfolded_answers(load, tmp_path: Path) -
 
 
 @needs_browser
-def test_a_lecture_is_printed(tmp_path: Path) -> None:
+def test_a_lecture_is_printed(tmp_path) -> None:
     pytest.importorskip("myst_nb", reason="pip install -e '.[site]' brings it")
     command = [sys.executable, SITE / "pdf.py", LECTURE, "--to", tmp_path / "course.pdf"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)

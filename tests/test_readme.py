@@ -1,7 +1,5 @@
 """The README and the pages beside it tell the truth: first check, pictures, commands."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

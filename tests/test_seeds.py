@@ -1,15 +1,9 @@
 """A right solution passes with every seed, and the allowed error is that of the arithmetic."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from course_lib.checking import CheckReport, Variety, by_reference, run_check
+from course_lib.checking import Variety, by_reference, run_check
 from course_lib.checking.cases import Wrong, case_generator
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.rounding import bounds_from, moved_inputs
@@ -20,7 +14,7 @@ from tests.helpers.solutions import checks_of, hidden_cases, mutants_in, readabl
 READABLE = readable(assignments(SOURCES))
 
 
-def right_solutions(folder: Path, task: str) -> list[tuple[str, Callable[..., Any]]]:
+def right_solutions(folder, task: str):
     """Return the course's own solution of a task, and the others that must pass, by name."""
     others = [m for m in mutants_in(folder) if m.task == task and m.reason is None]
     return [("ours", solution_of(folder, task)), *((m.mistake, m.function) for m in others)]
@@ -30,7 +24,7 @@ def require_right(name, check, case, function, seeds):
     """Run a solution in a case that is drawn anew for each seed, and judge it."""
     program = check.program  # alone: the ranks do not need the judge, and some cannot be sent
 
-    def run_all(own_inputs: list[Any]) -> list[Any]:
+    def run_all(own_inputs):
         return [program(function, own_input) for own_input in own_inputs]
 
     inputs = [check.inputs(case, case_generator(seed, name, case)) for seed in seeds]
@@ -51,7 +45,7 @@ def require_right(name, check, case, function, seeds):
     [(folder, task) for folder in READABLE for task in checks_of(folder)],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_right_solutions_pass_with_other_seeds(folder: Path, task: str) -> None:
+def test_right_solutions_pass_with_other_seeds(folder, task: str) -> None:
     check, right = checks_of(folder)[task], right_solutions(folder, task)
     for case in (*check.cases, *hidden_cases(folder, task)):
         for i, (_, function) in enumerate(right):
@@ -72,7 +66,7 @@ DRAWN = [
 @pytest.mark.large
 @needs_sources
 @pytest.mark.parametrize(("folder", "task"), DRAWN)
-def test_a_reference_runs_in_every_case_that_is_drawn(folder: Path, task: str) -> None:
+def test_a_reference_runs_in_every_case_that_is_drawn(folder, task: str) -> None:
     """A draw makes no case that is illegal."""
     check, name = checks_of(folder)[task], f"{folder.name}/{task}"
     for seed in range(DRAWN_SEEDS):
@@ -83,7 +77,7 @@ def test_a_reference_runs_in_every_case_that_is_drawn(folder: Path, task: str) -
 X = torch.linspace(0, 3, 5, dtype=torch.float64)
 
 
-def allowed(function: Any, inputs: Any, dtype: str) -> dict[str, float]:
+def allowed(function, inputs, dtype: str) -> dict[str, float]:
     """Return the error that a right value of the function may have."""
     return bounds_from(function(inputs), [function(m) for m in moved_inputs(inputs, dtype)], dtype)
 
@@ -91,7 +85,7 @@ def allowed(function: Any, inputs: Any, dtype: str) -> dict[str, float]:
 def test_the_allowed_error_is_that_of_the_terms_where_they_cancel() -> None:
     inputs = [{"x": torch.tensor([3.0, 1.0])}, {"x": torch.tensor([-3.0, 1.0])}]
 
-    def total(inputs: Any) -> Any:
+    def total(inputs):
         return {"sum": sum(rank_input["x"] for rank_input in inputs), "count": 2}
 
     bounds = allowed(total, inputs, "bfloat16")
@@ -109,7 +103,7 @@ def test_a_number_may_be_added_up_in_float32_and_a_tensor_may_not() -> None:
 def test_a_rank_may_round_its_own_mean() -> None:
     rows = [{"x": 1000 + rank + torch.linspace(-2, 2, 256)} for rank in range(2)]
 
-    def variance(inputs: Any) -> Any:
+    def variance(inputs):
         return {"variance": torch.cat([rank_input["x"].double() for rank_input in inputs]).var()}
 
     rounded = [{"x": rows[0]["x"].double() * (1 + 2.0**-24)}, rows[1]]
@@ -131,7 +125,7 @@ SAME = by_reference(
 )
 
 
-def report_on(function: Any) -> CheckReport:
+def report_on(function):
     with LocalRunner(function) as runner:
         return run_check("t/same", SAME, runner, seed="1")
 

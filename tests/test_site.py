@@ -1,12 +1,8 @@
 """The course as web pages: `make site`."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -18,7 +14,7 @@ SITE = ROOT / "docs" / "site"
 
 
 @pytest.fixture(scope="module")
-def builder() -> ModuleType:
+def builder():
     spec = importlib.util.spec_from_file_location("site_build", SITE / "build.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -65,7 +61,7 @@ def test_all_lectures_and_tables_have_a_place_in_the_contents() -> None:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory):
     pytest.importorskip("myst_nb", reason="pip install -e '.[site]' brings it")
     pytest.importorskip("sphinx_book_theme")
     folder = tmp_path_factory.mktemp("site") / "html"
@@ -78,7 +74,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.large
 @pytest.mark.timeout(900)
-def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site: Path) -> None:
+def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site) -> None:
     """Sphinx's warnings are errors, and all links between pages lead somewhere."""
     for lecture in (ROOT / "lectures").glob("*.ipynb"):
         page = (site / "lectures" / f"{lecture.stem}.html").read_text(encoding="utf-8")
@@ -92,7 +88,7 @@ def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site: Path) 
 @pytest.mark.large
 @pytest.mark.timeout(900)
 @needs_browser
-def test_no_page_runs_over_the_edge_of_a_phone(site: Path) -> None:
+def test_no_page_runs_over_the_edge_of_a_phone(site) -> None:
     """Nor the lines to the pages before and after, of which the theme shows only a part."""
     links = "[...document.querySelectorAll('.prev-next-area a')]"
     images = "[...document.querySelectorAll('div.cell_output img')]"

@@ -14,14 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from autograder.collection.formats import SECRET
 from autograder.collection.times import read_stamp, stamp
 from autograder.files import write_whole
 
 NEW, UNCHANGED, REPLACED, OLDER = "taken", "unchanged", "taken, newer", "kept aside, older"
-
-
-SECRET = "submission_secret.txt"
-"""The file by which ``nbgrader fetch_feedback`` finds a page; each submission has another one."""
 
 
 class Places:

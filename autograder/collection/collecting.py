@@ -16,7 +16,14 @@ from traitlets.config import Config
 
 from autograder.collection._placing import Places, digest_of
 from autograder.collection.extensions import read_extensions
-from autograder.collection.formats import EXCHANGE_FOLDER, Gathered, HandIn, Refused, gather
+from autograder.collection.formats import (
+    EXCHANGE_FOLDER,
+    SECRET,
+    Gathered,
+    HandIn,
+    Refused,
+    gather,
+)
 from autograder.collection.listing import Entry, SourceError, list_source
 from autograder.collection.roster import (
     Roster,
@@ -30,8 +37,8 @@ from autograder.collection.times import NoTimeZone, course_zone, days_late, grad
 from autograder.collection.vetting import Vetted, vet_hand_in
 from autograder.course import Folders, load_config
 
-EXCHANGE = "/usr/local/share/nbgrader/exchange"
-"""nbgrader's default folder of the exchange."""
+_DRAFT = "Draft (not submitted)"
+"""The beginning of a status in Moodle's worksheet, in English."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +120,14 @@ def collect(
     collected = Collected([], refused, [], gathered.format, zone=zone)
     ours = gathered.format in ("exchange", "folder")
     by_student = _by_student(gathered, students, collected.refused)
-    for student, hand_ins in sorted(by_student.items()):
-        vetted = [(h, vet_hand_in(h, notebooks, own_stamp=ours)) for h in hand_ins]
+    for student, hand_ins in by_student.items():
         listed = students.students.get(student, Student(student))
-        for hand_in, entry in vetted:
-            entry.notes += _time(hand_in, listed.submitted_at, zone, due, file_times)
+        for hand_in in hand_ins:
+            hand_in.notes += _time(hand_in, listed.submitted_at, zone, due, file_times)
+            if listed.status.startswith(_DRAFT):
+                hand_in.notes.append("Moodle has it as a draft, which was not submitted")
+    for student, hand_ins in sorted(_shared(by_student, students).items()):
+        vetted = [(h, vet_hand_in(h, notebooks, own_stamp=ours)) for h in hand_ins]
         until = own_due.get(student, due)
         collected.rows += _take(places, student, vetted, until, collected, write, retime)
     present = {row.student for row in collected.rows} | {e.student for e in collected.refused}
@@ -141,7 +151,7 @@ def hand_ins_by_student(
 def _gather(config: Config, source: str, assignment: str, format: str) -> Gathered:
     path = Path(source).expanduser()
     if source == "exchange" or format == "exchange":
-        top = Path(str(config.Exchange.get("root", EXCHANGE))) if source == "exchange" else path
+        top = Path(config.Exchange.root) if source == "exchange" else path
         course = str(config.CourseDirectory.course_id)
         places = (top / course / "inbound", top / "inbound", top)
         inbounds = [f for f in places if f.name == "inbound" and f.is_dir()]
@@ -222,12 +232,17 @@ def _by_student(
     hand_ins_by_student: dict[str, list[HandIn]] = {}
     identities: dict[str, str] = {}
     is_number = gathered.format in ("moodle", "canvas")
-    matches = [(h, students.find(h.system_id, h.name, is_number)) for h in gathered.hand_ins]
+    hand_ins = [member for h in gathered.hand_ins for member in _members(h, students)]
+    matches = [(h, students.find(h.system_id, h.name, is_number)) for h in hand_ins]
     # First those who fit the class list best: a second one is somebody else.
     for hand_in, listed in sorted(matches, key=lambda match: _misfit(*match)):
         name = hand_in.name or hand_in.system_id
-        if students and listed is None:
-            refused.append(Refused(name, "", "is not in the class list (see --roster)"))
+        is_group = gathered.format == "folder" and "+" in name
+        if listed is None and (students or is_group):
+            reason = "is not in the class list (see --roster)"
+            if is_group:
+                reason = "looks like a group, but not all of its members are in the class list"
+            refused.append(Refused(name, "", reason))
             continue
         student = listed.student_id if listed else student_id_of(hand_in.system_id, hand_in.name)
         if not student:
@@ -244,6 +259,40 @@ def _by_student(
             hand_in.notes.append(f"{name!r} cannot be a student id, so the id is {student}")
         hand_ins_by_student.setdefault(student, []).append(hand_in)
     return hand_ins_by_student
+
+
+def _members(hand_in: HandIn, students: Roster) -> list[HandIn]:
+    """Return a submission called ``ada+bob`` once for each of them, if the list has them all."""
+    name, members = hand_in.name, hand_in.name.split("+")
+    if students.find(name, name) or not all(students.find(member, "") for member in members):
+        return [hand_in]
+    note = f"handed in as {name}"
+    return [
+        replace(hand_in, system_id=member, name=member, notes=[*hand_in.notes, note])
+        for member in members
+    ]
+
+
+def _shared(by_student: dict[str, list[HandIn]], students: Roster) -> dict[str, list[HandIn]]:
+    """Return the submissions of all members of a student's group, their own last."""
+    shared: dict[str, list[HandIn]] = {}
+    for student, hand_ins in by_student.items():
+        for member in students.group_of(student):
+            theirs = shared.setdefault(member, [])
+            if member == student:
+                theirs += hand_ins
+                continue
+            theirs[:0] = [
+                replace(
+                    hand_in,
+                    shared_by=student,
+                    notes=[*hand_in.notes, f"handed in by {student}, of the same group"],
+                    # nbgrader's exchange would give both the same page.
+                    files={name: e for name, e in hand_in.files.items() if name != SECRET},
+                )
+                for hand_in in hand_ins
+            ]
+    return shared
 
 
 def _misfit(hand_in: HandIn, student: Student | None) -> int:
@@ -300,16 +349,24 @@ def _take(
     """Place the last submission that has a notebook, keep the others aside; return their rows."""
     never = datetime.min.replace(tzinfo=UTC)
     vetted.sort(key=lambda pair: (pair[0].time or never, pair[0].order))
-    for _, content in vetted:
-        collected.refused += [Refused(student, path, reason) for path, reason in content.refused]
+    for hand_in, content in vetted:
+        files = () if hand_in.shared_by else content.refused  # told once, of who submitted it
+        collected.refused += [Refused(student, path, reason) for path, reason in files]
     good = [pair for pair in vetted if any(n.endswith(".ipynb") for n in pair[1].files)]
     if not good:
         collected.refused.append(Refused(student, "", "contains no notebook that can be graded"))
         return []
     rows = []
     firsts: dict[str, datetime] = {}
+    last, last_content = good[-1]
+    last_sha256, last_place = digest_of(last_content.files), (last.time, last.order)
     for hand_in, content in good:
         sha256, at = digest_of(content.files), hand_in.time
+        if sha256 != last_sha256 and (at, hand_in.order) == last_place:
+            whose = hand_in.shared_by or student
+            last_content.notes.append(
+                f"{whose} handed in other files, and no time says which are later"
+            )
         if hand_in.time is not None:
             time_before = None if retime else places.first_time(student, sha256)
             first = min(filter(None, (hand_in.time, firsts.get(sha256), time_before)))
@@ -318,8 +375,10 @@ def _take(
             hand_in.time = firsts[sha256] = first
         elif places.digest(student) == sha256:
             hand_in.time = places.time(student)  # the time from an earlier source
+        is_last = content is last_content
+        if sha256 == last_sha256 and not is_last:
+            continue
         late = days_late(hand_in.time, due, collected.zone)
-        is_last = content is good[-1][1]
         action = "would be taken" if is_last else "kept aside, older"
         if write and is_last:
             action = places.place(student, content.files, hand_in.time, at)

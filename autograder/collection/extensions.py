@@ -5,7 +5,7 @@ The instructor writes this file::
     assignment,student_id,until
     02_data_parallel_sgd,ada,2026-11-25 23:59
 
-A pair or a group has a line for each member. `collect` counts days late from these times, and
+A group has a line for each member. `collect` counts days late from these times, and
 every ``autograder grade`` gives them to nbgrader before it renews the penalties.
 """
 

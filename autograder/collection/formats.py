@@ -43,6 +43,8 @@ EXCHANGE_FOLDER = re.compile(
     r"(?P<id>[^/]+)\+(?P<assignment>[^/+]+)\+(?P<time>[^/+]+ UTC)(?:\+[^/]*)?"
 )
 """The name that ``nbgrader submit`` gives to a submission's folder."""
+SECRET = "submission_secret.txt"
+"""The file by which ``nbgrader fetch_feedback`` finds a page; each submission has another one."""
 _EXCHANGE = re.compile(rf"(?:.*/)?inbound/{EXCHANGE_FOLDER.pattern}/(?P<file>.+)")
 _EXPORTS = {"moodle": _MOODLE, "canvas": _CANVAS, "gradescope": _GRADESCOPE}
 FORMATS = (*_EXPORTS, "exchange", "folder")
@@ -67,6 +69,7 @@ class HandIn:
             the student's number (``mod/assign/feedback/file/importziplib.php``). Canvas wants the
             numbers of the student and of one of their files (``generate_comments_from_files`` in
             ``app/models/assignment.rb``).
+        shared_by: the id of the member of a group who submitted this, if it was another one.
 
     """
 
@@ -78,6 +81,7 @@ class HandIn:
     order: int = 0
     notes: list[str] = field(default_factory=list)
     returned_as: str = ""
+    shared_by: str = ""
 
 
 @dataclass(frozen=True)

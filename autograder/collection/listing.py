@@ -60,11 +60,6 @@ class Entry:
         """The last part of the path."""
         return PurePosixPath(self.path).name
 
-    @property
-    def is_zip(self) -> bool:
-        """Whether the name ends in ``.zip``."""
-        return self.name.lower().endswith(".zip")
-
 
 def list_source(source: Path) -> list[Entry]:
     """Return the files of a folder or a zip, sorted by name, without files that systems hide.

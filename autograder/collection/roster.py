@@ -4,7 +4,7 @@ This module reads the lists that the systems export, and plain ones:
 
 - Canvas, *Grades → Export*: ``Student, ID, SIS User ID, SIS Login ID, Section, …``
 - Moodle, *Download grading worksheet*: ``Identifier, Full name, ID number, Email address, …``
-- plain: ``student_id``, and any of ``system_id, name, first_name, last_name, email,
+- plain: ``student_id``, and any of ``system_id, name, first_name, last_name, email, group,
   submitted_at``.
 """
 
@@ -28,8 +28,11 @@ _COLUMNS = {
     "first_name": ("first_name", "first name", "firstname"),
     "last_name": ("last_name", "last name", "surname", "lastname"),
     "email": ("email", "email address"),
+    "group": ("group",),
     "submitted_at": ("submitted_at", "last modified (submission)"),
+    "status": ("status",),
 }
+_OF_ONE_ASSIGNMENT = ("submitted_at", "status")
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,12 @@ class Student:
     first_name: str = ""
     last_name: str = ""
     email: str = ""
+    group: str = ""
+    """What one of them submits counts for all students of the same group."""
     submitted_at: str = ""
     """The time of their submission as the list writes it; empty or ``-`` if there is none."""
+    status: str = ""
+    """The state of their submission as Moodle writes it."""
 
 
 def is_student_id(text: str) -> bool:
@@ -83,6 +90,17 @@ class Roster:
     def __bool__(self) -> bool:
         return bool(self.students)
 
+    def has(self, student_id: str) -> bool:
+        """Tell whether somebody is in the class; everybody is, if there is no list."""
+        return not self or student_id in self.students
+
+    def group_of(self, student_id: str) -> list[str]:
+        """Return a student and the other members of their group, if they are in one."""
+        group = self.students[student_id].group if student_id in self.students else ""
+        if not group:
+            return [student_id]
+        return [name for name, student in self.students.items() if student.group == group]
+
     def find(self, system_id: str, name: str, is_number: bool = False) -> Student | None:
         """Return the student with this id of the course, number of the system, or unique name.
 
@@ -102,8 +120,8 @@ class Roster:
         return next(iter(namesakes)) if len(namesakes) == 1 else None
 
     def write(self, path: Path) -> None:
-        """Keep the list for later commands, without the times, which belong to one assignment."""
-        columns = [field.name for field in fields(Student) if field.name != "submitted_at"]
+        """Keep the list for later commands, without what belongs to one assignment."""
+        columns = [f.name for f in fields(Student) if f.name not in _OF_ONE_ASSIGNMENT]
         text = io.StringIO()
         rows = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
         rows.writeheader()
@@ -136,6 +154,8 @@ def read_roster(path: Path) -> Roster:
 
     """
     header, rows = read_table(path)
+    # Moodle gives each member of a group a file. It also has words for those who are in no group.
+    columns = {**_COLUMNS, "group": ()} if "identifier" in header else _COLUMNS
     for name in {name for names in _COLUMNS.values() for name in names}:
         if header.count(name) > 1:
             raise SourceError(f"{path} has two columns {name!r}: rename or delete one of them")
@@ -149,7 +169,7 @@ def read_roster(path: Path) -> Roster:
     for number, row in rows:
         values = {
             key: next((row[name] for name in names if name in row), "")
-            for key, names in _COLUMNS.items()
+            for key, names in columns.items()
         }
         if "points possible" in values["name"].lower() or not any(values.values()):
             continue  # Canvas's second line
@@ -160,16 +180,17 @@ def read_roster(path: Path) -> Roster:
                 f"{path}, line {number}: {student.student_id!r} cannot be a student id: use only "
                 "letters, digits and . _ - @ +" + (f", for example {instead}" if instead else "")
             )
-        if student.student_id in students:
-            raise SourceError(f"{path}, line {number}: {student.student_id} is in the list twice")
-        students[student.student_id] = student
-        if student.system_id in numbers:
+        if students.setdefault(student.student_id, student) != student:
+            raise SourceError(
+                f"{path}, line {number}: {student.student_id} is in the list twice, and the two "
+                "lines differ: correct one of them"
+            )
+        other = numbers.setdefault(student.system_id, student.student_id)
+        if student.system_id and other != student.student_id:
             raise SourceError(
                 f"{path}, line {number}: {student.student_id} has the number {student.system_id}, "
-                f"as {numbers[student.system_id]} has: correct one of them"
+                f"as {other} has: correct one of them"
             )
-        if student.system_id:
-            numbers[student.system_id] = student.student_id
     if not students:
         raise SourceError(
             f"{path} has a header but no students: add one line per student, with a student_id"

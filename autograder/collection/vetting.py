@@ -189,7 +189,8 @@ def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
     """Return the files, with a student's zip unpacked. A zip inside that zip is not unpacked."""
     unpacked = []
     for entry in entries:
-        if not entry.is_zip or entry.refusal or "/" in entry.path:
+        is_zip = entry.path.lower().endswith(".zip")
+        if not is_zip or entry.refusal or "/" in entry.path:
             unpacked.append(entry)
             continue
         try:

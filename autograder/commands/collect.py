@@ -113,12 +113,9 @@ def _report(root: Path, assignment: str, collected: Collected, write: bool) -> N
         (r.student, r.name, r.action, shown(r.time, collected.zone), r.late or "", r.notes)
         for r in sorted(collected.rows, key=lambda row: row.student)
     ]
-    refused = [(e.student, "", f"refused: {e.reason}", "", "", e.path) for e in collected.refused]
+    lines += [(e.student, "", f"refused: {e.reason}", "", "", e.path) for e in collected.refused]
     if shown_lines := [line for line in lines if line[2] not in _ORDINARY or any(line[4:])]:
         print(format_rows(_HEADER, shown_lines) + "\n")
-    if refused:
-        cells = [(refusal.student, refusal.path, refusal.reason) for refusal in collected.refused]
-        print(format_rows(("refused from", "file", "reason"), cells) + "\n")
     print(_summary(collected))
     if 0 < len(collected.absent) <= 20:
         print(f"no submission from: {', '.join(collected.absent)}")
@@ -127,7 +124,7 @@ def _report(root: Path, assignment: str, collected: Collected, write: bool) -> N
         return
     absent = [(name, "", "nothing submitted", "", "", "") for name in collected.absent]
     path = Folders.at(root).data / "collected" / f"{assignment}.csv"
-    write_whole(path, csv_text(_HEADER, [*lines, *refused, *absent]), "utf-8-sig")
+    write_whole(path, csv_text(_HEADER, [*lines, *absent]), "utf-8-sig")
     print(f"the whole table: {path}; next: autograder grade {assignment}")
 
 
@@ -144,5 +141,5 @@ def _summary(collected: Collected) -> str:
     return "; ".join(parts)
 
 
-_HEADER = ("student", "name", "what", "handed in", "days late", "notes")
+_HEADER = ("student", "name", "what", "handed in", "days late", "file, notes")
 _ORDINARY = {"taken", "unchanged", "would be taken"}

@@ -28,8 +28,16 @@ from autograder.passes.examine import Exam
 from autograder.passes.self_test import solved
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import Solution, mutants_of
+from course_lib.learner.what_counts import is_answer
 
 ASSIGNMENT = "02_data_parallel_sgd"
+_ANSWERS = (
+    "5/16, 1/16, 2/16 and 8/16. No: each rank normalises with the mean and the variance of "
+    "its own rows, so the loss of a row depends on the rows beside it.",
+    "Each rank has the weight 1/4, because there are four ranks. With BatchNorm it is not so, "
+    "because the running statistics differ.",
+)
+"""Answers to the written question, for a person to read."""
 DESCRIPTION = (
     "Release an assignment, grade six submissions with different mistakes, write their "
     "feedback, and print a table. Changes only grading/demo."
@@ -83,17 +91,20 @@ def make_submissions(source: Path, released: Path) -> dict[str, NotebookNode]:
     solution = nbformat.read(source / f"{ASSIGNMENT}.ipynb", as_version=4)
     untouched = nbformat.read(released / f"{ASSIGNMENT}.ipynb", as_version=4)
 
-    def with_mutants(*names: tuple[str, str]) -> NotebookNode:
-        return replace_tasks(untouched, solution, [mutants[name] for name in names])
+    def with_mutants(*names: tuple[str, str], answer: str = "") -> NotebookNode:
+        notebook = replace_tasks(untouched, solution, [mutants[name] for name in names])
+        for cell in filter(is_answer, notebook.cells):
+            cell.source = answer or cell.source
+        return notebook
 
     return {
-        "right": with_mutants(),
+        "right": with_mutants(answer=_ANSWERS[0]),
         "right-differently": with_mutants(
             ("shard_bounds", "empty_ones_at_0"),
             ("average_gradients", "flat"),
             ("data_parallel_step", "averages_weights_by_rows"),
         ),
-        "wrong-average": with_mutants(("average_gradients", "sum")),
+        "wrong-average": with_mutants(("average_gradients", "sum"), answer=_ANSWERS[1]),
         "deadlock": with_mutants(("average_gradients", "deadlock")),
         "crash": with_mutants(("average_gradients", "exit")),
         "untouched": untouched,
@@ -139,7 +150,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run the demo for the command line; return the exit status."""
     print(f"\n{table(demo(root, arguments.on))}\n")
-    print("The written question is graded by hand, in formgrader; it has 3 points. Start it with")
+    print("Two have answered the written question, which has 3 points. Read them in formgrader:")
     print("  make formgrader GRADING=grading/demo")
     print(f"Feedback as the students would read it: {root / 'grading/demo/feedback'}")
     return 0

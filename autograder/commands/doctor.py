@@ -17,6 +17,7 @@ from autograder.commands.demo import ASSIGNMENT
 from autograder.commands.feedback import NO_PAGE, write_page
 from autograder.course import Folders, Settings, handed_out, load_config
 from autograder.errors import SandboxUnavailable
+from autograder.examination.verdict import versions
 from autograder.passes.self_test import SelfTest
 from autograder.sandbox.bubblewrap import probe
 from autograder.sandbox.sandbox import Sandbox
@@ -24,8 +25,8 @@ from course_lib.learner.doctor import Finding, print_all
 
 DESCRIPTION = (
     "Check whether this machine can grade: start a sandbox, grade three solutions whose points are "
-    "known, and write a feedback page. Say what to do if not. Exit status: 0 if grading works, "
-    "else 1."
+    "known, and write a feedback page. Say what to do if not, and where the course, its class and "
+    "the exchange are. Exit status: 0 if grading works, else 1."
 )
 
 
@@ -35,13 +36,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run all tests, print the results, and return the exit status."""
-    of_course = (update_wrapper(partial(look, root), look) for look in (graded, page))
-    failed = print_all((bubblewrap, *of_course))
+    looks = (course, bubblewrap, graded, page)
+    failed = print_all(update_wrapper(partial(look, root), look) for look in looks)
     print(f"\nGrading does not work: {', '.join(failed)}." if failed else "\nGrading works here.")
     return int(bool(failed))
 
 
-def bubblewrap() -> Finding:
+def course(root: Path) -> Finding:
+    """Say where the course, its class and the exchange are, and what grades it."""
+    parts = {"class": Folders.at(root).data, "exchange": load_config(root).Exchange.root}
+    parts |= versions()
+    return Finding("course", f"{root}; " + ", ".join(map("{} {}".format, parts, parts.values())))
+
+
+def bubblewrap(root: Path) -> Finding:
     """Start a sandbox, as the autograder does, and test whether it has what grading needs."""
     if sys.platform != "linux":
         advice = "grade on Linux, in WSL 2 or in a Linux container; everything else works here"

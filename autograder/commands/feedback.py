@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
+from nbgrader.utils import notebook_hash
 from traitlets.config import Config
 
 from autograder.collection.collecting import hand_ins_by_student
+from autograder.collection.formats import SECRET
 from autograder.commands import add_assignment, add_students, print_step
 from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
@@ -154,7 +156,8 @@ def release(root: Path, assignment: str, only: Sequence[str]) -> list[str]:
     """Hand the pages out through nbgrader's exchange; return the students whom it cannot reach.
 
     The exchange finds a student's page by a secret that ``nbgrader submit`` wrote beside the
-    submission. Without this secret, nbgrader's own command stops.
+    submission. Without this secret, nbgrader's own command stops. Pages that the exchange has
+    already are left out, so that nobody is told of news that are none.
 
     Raises:
         CommandFailed: nbgrader could not write into the exchange.
@@ -162,10 +165,12 @@ def release(root: Path, assignment: str, only: Sequence[str]) -> list[str]:
     """
     config = load_config(root)
     folders = list((Folders.at(root).data / "feedback").glob(f"*/{assignment}"))
-    required = ("submission_secret.txt", "timestamp.txt")
+    required = (SECRET, "timestamp.txt")
     reached = {f.parent.name for f in folders if all((f / name).is_file() for name in required)}
     unreached = {f.parent.name for f in folders} - reached
     left_out = {name for name in reached if only and name not in only}
+    to = Path(config.Exchange.root, config.CourseDirectory.course_id, "feedback")
+    left_out |= {f.parent.name for f in folders if f.parent.name in reached and _is_in(to, f)}
     without = sorted(name for name in unreached if name in only or not only)
     if reached == left_out:
         return without
@@ -174,6 +179,16 @@ def release(root: Path, assignment: str, only: Sequence[str]) -> list[str]:
     if not outcome["success"]:
         raise CommandFailed(f"nbgrader could not write into the exchange: {outcome['log'][-500:]}")
     return without
+
+
+def _is_in(exchanged: Path, folder: Path) -> bool:
+    """Tell whether the exchange has the pages of a student's folder, as they are."""
+    secret = (folder / SECRET).read_text(encoding="utf-8")
+    for page in folder.glob("*.html"):
+        copy = exchanged / f"{notebook_hash(secret=secret, notebook_id=page.stem)}.html"
+        if not copy.is_file() or copy.read_bytes() != page.read_bytes():
+            return False
+    return True
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -194,10 +209,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write feedback for the command line; return 1 if a page is missing."""
-    name = arguments.assignment
-    only = arguments.student
+    name, only = arguments.assignment, arguments.student
     problems = feedback(load_config(root), name, only)
     packed = pack(root, name, arguments.source) if arguments.source else None
+    to, system, without, left_out = packed or ("", "", [], [])
     unreached = release(root, name, only) if arguments.release else []
     folder = Folders.at(root).data / "feedback"
     pages = [page.parents[1].name for page in folder.glob(f"*/{name}/*.html")]
@@ -206,17 +221,15 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     for reason in dict.fromkeys(problems.values()):
         students = ", ".join(student for student in problems if problems[student] == reason)
         print(f"  no page could be written for {students}: {reason}\n  → {NO_PAGE}")
-    if unreached:
-        print(f"  not in the exchange, where they submitted nothing: {', '.join(unreached)}")
+    for reason, named in (
+        ("not in the exchange, where they submitted nothing", unreached),
+        ("not in the zip, because they have no page", without),
+        (f"left out, because {arguments.source} does not have them", left_out),
+    ):
+        if named:
+            print(f"  {reason}: {', '.join(named)}")
+    if unreached or left_out:
         print(f"  hand their pages out from {folder}")
     if packed:
-        to, system, without, left_out = packed
-        if without:
-            print(f"  not in the zip, because they have no page: {', '.join(without)}")
-        if left_out:
-            print(
-                f"  left out, because {arguments.source} does not have them: {', '.join(left_out)}"
-            )
-            print(f"  hand their pages out from {folder}")
         print(f"written: {to}; upload it {UPLOAD[system]}")
     return int(bool(problems))

@@ -11,20 +11,21 @@ import argparse
 import contextlib
 import fcntl
 import itertools
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from autograder.collection.repair import damage, place_aside
 from autograder.commands import add_assignment, add_students, print_step
 from autograder.course import Folders, Settings, find_sources, load_config
 from autograder.errors import CommandFailed
-from autograder.examination.gpus import gpu_access
 from autograder.passes.late import renew_penalties
 from autograder.pool.book import book
 from autograder.pool.class_list import handed_in, standings, students, verdict_on
-from autograder.pool.workers import MACHINE, Outcome, grade_all
-from autograder.sandbox.sandbox import Sandbox
+from autograder.pool.grade_all import grade_all
+from autograder.pool.worker import MACHINE, Outcome
 from course_lib.cores import usable_cores
 from course_lib.ranks.explain.words import counted
 
@@ -50,17 +51,18 @@ def grade_class(
     only: Sequence[str],
     settings: Settings,
     *,
-    jobs: int,
     again: bool = False,
+    **workers: Any,
 ) -> list[Outcome]:
     """Run the first phase, with progress on the terminal; return the outcome of each notebook.
 
-    A notebook that has a verdict on the same content is graded only if `again`.
+    A notebook that has a verdict on the same content is graded only if `again`. `workers` are the
+    options of `grade_all`.
 
     Raises:
         NothingToGrade: there is no such assignment or submission.
-        SandboxUnavailable: there is no sandbox, so nothing is graded.
-        CommandFailed: another command is grading this assignment.
+        CommandFailed: another command is grading this assignment, or no worker could be started,
+            so nothing is graded.
 
     """
     find_sources(root)
@@ -82,11 +84,6 @@ def grade_class(
             target = str(folders.graded(assignment, verdict.student) / f"{verdict.key}.json")
             graded.append(Outcome(str(path), target, unchanged=True, notes=verdict.notes))
             _remember(folders, graded[-1])
-        if waiting:
-            with Sandbox() as sandbox:
-                sandbox.make_ready()
-            if settings.on == "gpu":
-                gpu_access()
         numbers = itertools.count(1)
 
         def tell(outcome: Outcome) -> None:
@@ -94,7 +91,7 @@ def grade_class(
             print_step("graded", next(numbers), len(waiting), note)
             _remember(folders, outcome)
 
-        return graded + grade_all(root, assignment, waiting, settings, jobs=jobs, tell=tell)
+        return graded + grade_all(root, assignment, waiting, settings, tell=tell, **workers)
 
 
 def book_class(root: Path, assignment: str, only: Sequence[str], settings: Settings) -> list[str]:
@@ -198,12 +195,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=usable_cores(),
         help="submissions graded at the same time (default: %(default)s, one per core)",
     )
+    parser.add_argument(
+        "--launch",
+        metavar="PREFIX",
+        type=shlex.split,
+        default=[],
+        help="what runs a command on another machine that has the same folders, such as "
+        "'srun -n1 -c2 --mem 8G' or 'ssh node7': it is put before the command of each of --jobs "
+        "workers (default: they run on this machine)",
+    )
     add_students(parser)
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),
         help="if a solution passes on the simulated network, run it again on real ranks: cpu "
-        "(gloo) or gpu; with gpu, one submission at a time uses all GPUs "
+        "(gloo) or gpu; with gpu, one submission at a time uses all GPUs of a machine "
         "(default: the setting in nbgrader_config.py)",
     )
 
@@ -214,23 +220,23 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def choices(root: Path, arguments: argparse.Namespace) -> tuple[Settings, int]:
-    """Return the settings and the number of jobs."""
+def choices(root: Path, arguments: argparse.Namespace) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings, and the options for the workers."""
     settings = Settings.of(load_config(root))
     if arguments.on:
         settings = replace(settings, on=arguments.on)
     jobs = arguments.jobs
-    if settings.on == "gpu" and jobs > 1:
+    if settings.on == "gpu" and jobs > 1 and not arguments.launch:
         print("on GPUs, one submission is graded at a time: --jobs is ignored")
         jobs = 1
-    return settings, jobs
+    return settings, {"jobs": jobs, "launch": arguments.launch}
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Grade and book for the command line; return the exit status."""
     assignment = arguments.assignment
-    settings, jobs = choices(root, arguments)
-    outcomes = grade_class(root, assignment, arguments.student, settings, jobs=jobs)
+    settings, workers = choices(root, arguments)
+    outcomes = grade_class(root, assignment, arguments.student, settings, **workers)
     unbooked = book_class(root, assignment, arguments.student, settings)
     status = report(outcomes)
     if unbooked:

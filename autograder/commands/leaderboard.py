@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from autograder.collection.roster import kept_roster
 from autograder.course import Folders, handed_out
 from autograder.examination.verdict import Verdict
 from autograder.files import write_whole
@@ -23,8 +24,10 @@ from course_lib.checking.loading import load_module
 ASSIGNMENT, TASK = "10_capstone", "train"
 DESCRIPTION = """\
 Write the leaderboard of the capstone from the verdicts of the class: place, virtual time, bytes and
-rounds of communication. Run `autograder grade 10_capstone` first. The board names students. Those
-who missed the target stay on it, with the reason and without a place."""
+rounds of communication. Run `autograder grade 10_capstone` first. The board names the students of
+the class list. Those who missed the target stay on it, with the reason and without a place. The
+last column names the files in grading/graded/10_capstone/NAME that keep an entry's source (.ipynb),
+seed and verdict (.json), also after the student has handed in something else."""
 
 
 HONOURS = {"sent": "fewest bytes", "rounds": "fewest rounds", "computed": "least computing"}
@@ -40,12 +43,14 @@ class Entry(NamedTuple):
         cost: of the race: ``seconds`` on the virtual clock; ``computed``, seconds of the gradients
             of the rank with the most; ``sent``, bytes of the rank that sends most; ``rounds``,
             operations of rank 0. Empty if there is no time.
+        key: of its verdict, `Verdict.key`; empty if there is none.
 
     """
 
     name: str
     note: str
     cost: Mapping[str, float]
+    key: str
 
 
 def entry_of(name: str, verdicts: Sequence[Verdict], cases: Sequence[str]) -> Entry:
@@ -63,16 +68,22 @@ def entry_of(name: str, verdicts: Sequence[Verdict], cases: Sequence[str]) -> En
 
 
 def _entry_of_case(name: str, verdicts: Sequence[Verdict], case: str) -> Entry:
-    checks = [check for verdict in verdicts for check in verdict.checks if check.task == TASK]
-    results = [result for check in checks for result in check.cases if result["name"] == case]
+    results = [
+        (result, verdict.key)
+        for verdict in verdicts
+        for check in verdict.checks
+        if check.task == TASK
+        for result in check.cases
+        if result["name"] == case
+    ]
     if not results:
-        return Entry(name, "not graded yet", {})
-    (result,) = results
+        return Entry(name, "not graded yet", {}, "")
+    ((result, key),) = results
     cost = result.get("cost", {})
     if cost and result["parts"].get("values", result["passed"]):
-        return Entry(name, "", cost)
+        return Entry(name, "", cost, key)
     reason = "it missed the target, or failed" if result["hidden"] else result["reason"]
-    return Entry(name, reason or "this verdict has no time", {})
+    return Entry(name, reason or "this verdict has no time", {}, key)
 
 
 def board(entries: Sequence[Entry]) -> Table:
@@ -89,12 +100,14 @@ def board(entries: Sequence[Entry]) -> Table:
             *(f"{1e3 * e.cost[key]:.3f}" for key in ("seconds", "computed")),
             *(int(e.cost["sent"]), int(e.cost["rounds"])),
             ", ".join(honour for key, honour in HONOURS.items() if e.cost[key] == best[key]),
+            e.key,
             bar(e.cost["seconds"] / times[-1]),
         )
         for e in timed
     ]
-    rows += sorted(("", e.name, "", "", "", "", e.note, "") for e in entries if e.note)
-    header = ("place", "name", "time, ms", "gradients, ms", "bytes sent", "rounds", "note", "")
+    rows += sorted(("", e.name, "", "", "", "", e.note, e.key, "") for e in entries if e.note)
+    costs = ("time, ms", "gradients, ms", "bytes sent", "rounds")
+    header = ("place", "name", *costs, "note", "kept as", "")
     title = "Time on the grader's virtual clock, the same on every machine"
     return Table(title, header, rows, "There is no submission yet.")
 
@@ -118,7 +131,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write the board; return the exit status."""
     folders = Folders.at(root)
-    names, source = students(folders, ASSIGNMENT), folders.source / ASSIGNMENT
+    source, roster = folders.source / ASSIGNMENT, kept_roster(folders.data)
     cases = (
         load_module(source / "hidden.py", handed_out(source)).FINAL
         if arguments.final
@@ -128,7 +141,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         entry_of(
             name, list(current(folders, ASSIGNMENT, name).values()), [case.name for case in cases]
         )
-        for name in names
+        for name in students(folders, ASSIGNMENT)
+        if roster.has(name)
     ]
     target = folders.data / "leaderboard"
     stem = "final" if arguments.final else "leaderboard"

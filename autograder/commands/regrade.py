@@ -18,7 +18,7 @@ from autograder.passes.examine import Exam, examine_notebook, rebuilt
 from autograder.passes.tell import timeline_of
 from autograder.pool.book import current
 from autograder.pool.class_list import NothingToGrade
-from autograder.pool.workers import Outcome
+from autograder.pool.worker import Outcome
 from autograder.tables import format_rows
 from course_lib.checking.cases import AuthorError
 
@@ -158,14 +158,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Regrade for the command line; return the exit status."""
     assignment = arguments.assignment
-    settings, jobs = grade.choices(root, arguments)
+    settings, workers = grade.choices(root, arguments)
     if arguments.one:
         try:
             return int(not explain(root, assignment, arguments.one))
         except AuthorError as error:
             raise CommandFailed(str(error)) from error
     outcomes = grade.grade_class(
-        root, assignment, arguments.student, settings, jobs=jobs, again=arguments.all
+        root, assignment, arguments.student, settings, again=arguments.all, **workers
     )
     status = grade.report(outcomes)
     print(f"\n{changes(Folders.at(root), assignment, outcomes)}\n")

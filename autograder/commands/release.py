@@ -18,7 +18,6 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
-from nbgrader.utils import is_solution
 
 from autograder.commands import must
 from autograder.commands._pages import overview
@@ -121,18 +120,13 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
 
 
 def leaks(source: NotebookNode, released: NotebookNode) -> list[str]:
-    """Return the lines of the solutions in `source` that `released` shows anywhere.
+    """Return the lines that only `source` has, and that `released` shows anywhere.
 
-    A line counts if the released stub of its cell does not contain it. A short line leaks only if
+    A line counts if the released cell does not contain it. A short line leaks only if
     it appears as a whole line. A longer line also leaks if it appears inside another line.
     """
     stubs = {cell.id: _lines(cell) for cell in released.cells}
-    secret = {
-        line
-        for cell in source.cells
-        if is_solution(cell)
-        for line in _lines(cell) - stubs.get(cell.id, set())
-    }
+    secret = {line for cell in source.cells for line in _lines(cell) - stubs.get(cell.id, set())}
     shown = set().union(*stubs.values())
     text = "\n".join(shown)
     long = {line for line in secret if len(line) >= LONG_ENOUGH}

@@ -31,10 +31,6 @@ frequent reasons for failures with the students who got them, and the time of ea
 points are those that were last booked from checks. The same report is written as a page,
 grading/report/ASSIGNMENT.html. It names students, so never hand it out. The command changes no
 grades."""
-EXAMPLES = """\
-examples:
-  autograder report 02_data_parallel_sgd"""
-
 add_options = add_assignment
 MOST = 10
 """Number of reasons that are listed for a task."""
@@ -141,7 +137,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     folders, name = Folders.at(root), arguments.assignment
     roster = kept_roster(folders.data)
     everyone = students(folders, name)
-    in_class = [s for s in everyone if not roster or s in roster.students]
+    in_class = [s for s in everyone if roster.has(s)]
     left = sorted(set(everyone) - set(in_class))
     verdicts = {student: list(current(folders, name, student).values()) for student in in_class}
     if not any(verdicts.values()):

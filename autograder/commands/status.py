@@ -57,7 +57,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         notes += [
             f"{name}: {s.student}: not in the class list"
             for s in states
-            if roster and s.student not in roster.students
+            if not roster.has(s.student)
         ]
         notes += [f"{name}: {s.student}: submitted no notebook" for s in states if not s.notebooks]
         notes += [f"{name}: {s.student}: {s.failed.splitlines()[-1]}" for s in states if s.failed]

@@ -106,6 +106,7 @@ class Verdict:
         settings: the limits that were in force, and the real ranks if any.
         limits: the limits that the submission reached, in words.
         timings: seconds for its cells, and for each check.
+        host: the machine on which it was examined.
         schema: version of the file's format.
 
     """
@@ -124,6 +125,7 @@ class Verdict:
     limits: list[str] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
     class_seed: str = ""
+    host: str = ""
     schema: int = SCHEMA
 
     @property

@@ -79,8 +79,7 @@ def read_grades(
             for name in assignments or names
             for grade in _of_assignment(book, data, name, list(students.values()))
         ]
-    left = students.keys() - roster.students.keys() if roster else set()
-    return [replace(g, status=LEFT) if g.student.student_id in left else g for g in grades]
+    return [g if roster.has(g.student.student_id) else replace(g, status=LEFT) for g in grades]
 
 
 def extra_credit(config: Config, assignment: str) -> list[tuple[str, str, float]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from nbconvert.exporters.exporter import ResourcesDict
 from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
-from traitlets import Enum, Float
+from traitlets import Bool, Enum, Float
 
 from autograder.collection import repair
 from autograder.course import Folders, Settings
@@ -93,6 +93,11 @@ class Examine(NbGraderPreprocessor):
         Settings.on,
         help="If a solution passes on the simulated network, run it again on real ranks: 'cpu' "
         "(gloo) or 'gpu'. A solution that fails there fails. Default: no second run.",
+    ).tag(config=True)
+
+    hidden = Bool(
+        Settings.hidden,
+        help="Examine hidden cases, too. Without them, a check's visible cases give its points.",
     ).tag(config=True)
 
     def preprocess(

@@ -8,6 +8,7 @@ nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as alw
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -107,6 +108,7 @@ def blank_verdict(nb: NotebookNode, folders: Folders, path: Path, settings: Sett
             folders.source / assignment, folders.release / assignment / path.name
         ),
         settings=asdict(settings),
+        host=platform.node(),
     )
 
 
@@ -196,6 +198,7 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
     what is graded.
     """
     start, room, checks = time.monotonic(), MAX_OUTPUT, exam.checks
+    with_hidden_cases = Settings(**verdict.settings).hidden
     tests: list[tuple[NotebookNode, Taken]] = []
     count = 0
     for cell in nb.cells:
@@ -234,7 +237,7 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             check,
             submission,
             seed=verdict.seed,
-            hidden=checks[name].hidden(verdict.class_seed),
+            hidden=checks[name].hidden(verdict.class_seed) if with_hidden_cases else (),
             on=verdict.settings.get("on") or None,
             payload=function,
         )

@@ -20,6 +20,7 @@ from nbformat import NotebookNode, from_dict
 from autograder.course import Folders
 from autograder.passes.tell import tell
 from autograder.tables import plain_text
+from course_lib.learner.notebooks import MARK_SCHEME
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
@@ -33,7 +34,11 @@ _STYLE = (
     ".rendered_html { overflow-wrap: break-word } "
     ".rendered_html p code { overflow-wrap: anywhere; white-space: normal } "
     ".rendered_html table { display: block; overflow-x: auto } "
-    "td:last-child { min-width: 14em; overflow-wrap: anywhere }</style>"
+    "td:last-child { min-width: 14em; overflow-wrap: anywhere } "
+    # All colours of the page, formulas and timelines are light or dark; a student's picture is not.
+    "@media screen and (prefers-color-scheme: dark) { "
+    "html { background: #fff; filter: invert(.9) hue-rotate(180deg) } "
+    ".nbgrader_cell img { filter: invert(1) hue-rotate(180deg) } }</style>"
 )
 
 
@@ -67,7 +72,7 @@ class FeedbackPage(HTMLExporter):
         tell(nb, data, names["assignment"], names["student"], names["notebook"])
         for cell in nb.cells:
             if cell.cell_type == "markdown" and not _is_theirs(cell):
-                cell.source = with_formulas(cell.source)
+                cell.source = with_formulas(MARK_SCHEME.sub("", cell.source))
         return nb, resources
 
     def from_notebook_node(  # type: ignore[override]
@@ -75,7 +80,14 @@ class FeedbackPage(HTMLExporter):
     ) -> tuple[str, ResourcesDict]:
         """Return the page."""
         html, resources = super().from_notebook_node(nb, resources, **options)
-        return locked(html), resources
+        return locked(_with_names(html)), resources
+
+
+def _with_names(html: str) -> str:
+    """Return the page with each task's name in the list above; nbgrader writes "Test cell"."""
+    contents, end, rest = html.partition("</ol>")
+    link = r'(<li><a href="#(?!comment-)([^"]+)">)[^<]*'
+    return re.sub(link, r"\1<code>\2</code>", contents) + end + rest
 
 
 def _is_theirs(cell: NotebookNode) -> bool:

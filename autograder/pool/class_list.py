@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,9 +163,10 @@ def verdict_on(folders: Folders, path: Path, settings: Settings) -> Verdict | No
     """Return the verdict on exactly this code, by these checks; None if there is none."""
     try:
         key = blank_verdict(rebuilt(folders, path), folders, path, settings).key
-        target = folders.graded(path.parent.name, path.parents[1].name) / f"{key}.json"
-        if target.is_file() and target.with_suffix(".ipynb").is_file():
-            return Verdict.read(target)
+        folder = folders.graded(path.parent.name, path.parents[1].name)
+        # Over a network, only a listing is sure to show what another machine has just written.
+        if {f"{key}.json", f"{key}.ipynb"} <= set(os.listdir(folder)):
+            return Verdict.read(folder / f"{key}.json")
     except Exception:  # the notebook is damaged and not vetted yet, or the file is no verdict
         return None
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import nbformat
@@ -15,6 +16,8 @@ import nbformat
 Cell = dict[str, Any]
 EXPLORE = "explore"
 """Tag of cells for free exploration: neither the grader nor ``course check`` runs them."""
+MARK_SCHEME = re.compile(r"=== BEGIN MARK SCHEME ===\s*(.*?)\s*=== END MARK SCHEME ===", re.DOTALL)
+"""What a written question says to graders alone, in the source of an assignment."""
 
 
 def digest(content: bytes) -> str:

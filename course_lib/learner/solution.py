@@ -8,6 +8,7 @@ from pathlib import Path
 
 from course_lib.installed import PACKAGE, find_course
 from course_lib.learner import CannotGoOn, _course, did_you_mean
+from course_lib.learner.notebooks import MARK_SCHEME
 from course_lib.learner.start import confirm
 from course_lib.learner.what_counts import grade_id, is_check, role
 
@@ -55,19 +56,20 @@ def run(arguments: argparse.Namespace) -> int:
 def solution(source: Path, chosen: list[str]) -> str:
     """Return the text of the solution cells of the chosen tasks.
 
-    The cells before a check are its solution; the cell of a question is its own solution.
+    The cells before a check are its solution; the solution of a question is its mark scheme.
     """
     shown: list[str] = []
     waiting: list[str] = []
+    scheme: list[str] = []
     for cell in _course.read(source).cells:
         if is_check(cell):
             if grade_id(cell) in chosen:
                 shown += waiting
             waiting = []
         elif role(cell).get("solution"):
-            text = _MARK.sub("", cell["source"]).strip()
             if role(cell).get("grade"):
-                shown += [text] if grade_id(cell) in chosen else []
+                shown += scheme if grade_id(cell) in chosen else []
             else:
-                waiting.append(text)
+                waiting.append(_MARK.sub("", cell["source"]).strip())
+        scheme = MARK_SCHEME.findall(cell["source"])
     return "\n\n\n".join(["", *shown, ""]).strip("\n") + "\n"

@@ -151,6 +151,19 @@ def pack_result(value: Any, pack: Callable[[Any], Packed] = pack) -> Packed:
         ) from None
 
 
+def read_results(readers: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Return the results of a call, which `readers` unpickle.
+
+    Raises:
+        TypeError: one cannot be read here, for example because its class is only on the ranks.
+
+    """
+    try:
+        return [read() for read in readers]
+    except Exception as error:
+        raise TypeError(f"a result of a rank cannot be read in this process: {error}") from error
+
+
 def join_call(common: Callable[[list[Any]], Any], own_values: list[Any]) -> functools.partial[Any]:
     """Return the call, on the rank, as a function without arguments.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         end_soon,
         preload,
     )
-    from course_lib.ranks.processes.fork_server import collapse, die_with_parent, serve
+    from course_lib.ranks.processes.fork_server import collapse, serve
     from course_lib.ranks.processes.worker import redirect_output
     from course_lib.ranks.simulated.fabric import Fabric, Phase
     from course_lib.ranks.simulated.fabric_diagnosis import (
@@ -36,7 +36,7 @@ __getattr__, __dir__ = later(
     __name__,
     {
         "NEEDED ForkServer ForkServerError end_soon preload": "processes.fork_client",
-        "collapse die_with_parent serve": "processes.fork_server",
+        "collapse serve": "processes.fork_server",
         "redirect_output": "processes.worker",
         "Fabric Phase": "simulated.fabric",
         "explain_failure explain_leftovers explain_misuse fabric_states": (

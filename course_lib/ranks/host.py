@@ -24,7 +24,7 @@ from typing import Any
 
 from cloudpickle import cloudpickle as trackers
 
-from course_lib.ranks.calls import Call, cell_labels, pack_call
+from course_lib.ranks.calls import Call, cell_labels, pack_call, read_results
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import (
@@ -87,8 +87,6 @@ class Simulated:
         network: Network | None = None,
         device: Device | None = None,
     ) -> None:
-        if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
-            raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
         self.placement = Placement(
             ("simulated",) * world_size, "fabric", "simulated, virtual clock"
         )
@@ -135,12 +133,7 @@ class Simulated:
         if outcome.error is not None:
             raise outcome.error
         report_misuse(outcome.misused)
-        try:
-            return [result.read_last() for result in outcome.results]
-        except Exception as error:
-            raise TypeError(
-                f"a result of a rank cannot be read in this process: {error}"
-            ) from error
+        return read_results(result.read_last for result in outcome.results)
 
     def start(self) -> None:
         """Start the host, if there is none."""

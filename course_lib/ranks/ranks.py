@@ -17,7 +17,7 @@ from course_lib.ranks.calls import Call
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.arguments import argument_hint
 from course_lib.ranks.explain.errors import RankError, RanksError
-from course_lib.ranks.host import Simulated
+from course_lib.ranks.host import MAX_RANKS, Simulated
 from course_lib.ranks.placement import place
 from course_lib.ranks.processes.board import MAX_BOARD_RANKS
 from course_lib.ranks.processes.team import Processes
@@ -87,11 +87,12 @@ class Ranks:
         self.timeout = timeout
         self.owner = uuid.uuid4().hex
         """Key of this object's variables on the ranks: see `variables`."""
+        most = MAX_RANKS if on == "simulated" else MAX_BOARD_RANKS
+        if not isinstance(world_size, int) or not 1 <= world_size <= most:
+            raise ValueError(f"world_size must be 1 to {most}, got {world_size!r}")
         self._engine: Processes | Simulated
         if on == "simulated":
             self._engine = Simulated(world_size, self.owner, network, device)
-        elif not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
-            raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
         elif network is not None or device is not None:
             raise ValueError(
                 'network=… and device=… work only with on="simulated": real ranks take the time '

@@ -12,7 +12,7 @@ process group. `Watch` explains how it works.
 
 Ranks with gloo are tested. With NCCL the same code runs, but no test has run it on GPUs.
 
-At most 64 ranks are watched, all on one Linux machine. One rank may use 64 process groups, and 1024
+At most 64 ranks are watched, all on one machine. One rank may use 64 process groups, and 1024
 different tags and peers.
 Only groups that ``dist.init_process_group`` has made, and groups made after it, are watched.
 """
@@ -181,10 +181,9 @@ class Watch:
             if not is_registered(bound.arguments.get("backend")):
                 # For gloo and NCCL too, use the default backend, which is the metered one.
                 bound.arguments["backend"] = None
-            if bound.arguments.get("use_local_synchronization"):
-                return new_group(*bound.args, **bound.kwargs)
-            with self.recorder.new_group(bound.arguments.get("ranks"), connects=True):
-                return new_group(*bound.args, **bound.kwargs)
+            if not bound.arguments.get("use_local_synchronization"):
+                self.recorder.enter_new_group(bound.arguments.get("ranks"))
+            return new_group(*bound.args, **bound.kwargs)
 
         return counted
 
@@ -444,7 +443,7 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
             if arguments["rank"] == 0:
                 print(
                     "course_lib.ranks.watch: this job is not watched, because not all its ranks "
-                    f"are on one Linux machine, or they are more than {MAX_BOARD_RANKS}"
+                    f"are on one machine, or they are more than {MAX_BOARD_RANKS}"
                 )
             init(*bound.args, **bound.kwargs)
             return

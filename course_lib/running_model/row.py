@@ -22,10 +22,6 @@ from course_lib.running_model.training import Train, backward, train_one_way
 from course_lib.running_model.ways import WAYS, Way, one_rank
 from course_lib.sharded_optimizer import model_state_bytes
 
-_WARM_UP = 2
-"""Steps before those that are measured: DDP cuts its buckets anew after the first."""
-
-
 Span = tuple[int, str, float, float, str]
 """Rank, lane, begin and end in ms from the start of the step, label; for `figures.timelines`."""
 
@@ -90,7 +86,7 @@ def measure(
     torch.set_num_threads(1)
     with Ranks(world_size, on="simulated", network=network, device=device) as simulated:
         simulated.run(_observed, program, 1)  # reads the text, which costs nothing afterwards
-        few = max(_WARM_UP, period)
+        few = max(chosen.warm_up, period)
         before, shorter = simulated.run(_observed, program, few), simulated.trace
         after, longer = simulated.run(_observed, program, few + period), simulated.trace
         weights = simulated.run(_weights_held, chosen)

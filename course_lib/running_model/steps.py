@@ -1,10 +1,13 @@
 """How many steps each way needs until the held-out loss reaches the target.
 
-    python -m course_lib.running_model      # tries what steps.csv lacks; about half an hour
+    >>> from course_lib.running_model.steps import RATES, run, tuned_rate
+    >>> tuned_rate("gossip") in RATES
+    True
 
-All ways are tried alike: AdamW with each of RATES, on the first two seeds. The rate with the fewest
-steps is tried on all seeds. The ranks' mean weights count; with a server, the server's. A way with
-the weights of another way after every step (`Way.like`) is not tried again.
+The file steps.csv has what `run` has returned. All ways are tried alike: AdamW with each of RATES,
+on the first two seeds. The rate with the fewest steps is tried on all seeds. The ranks' mean
+weights count; with a server, the server's. A way with the weights of another way after every step
+(`Way.like`) is not tried again.
 """
 
 import csv
@@ -15,7 +18,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from course_lib.ranks import Network, Ranks
@@ -42,19 +46,32 @@ class Try(NamedTuple):
     steps: float
 
 
-def _train_and_look(way: str, rate: float, seed: int) -> list[Tensor]:
-    """Train on this rank; return its weights after every few steps."""
-    looks: list[Tensor] = []
-    steps_done = 0
+def _train(way: str, rate: float, seed: int) -> float:
+    """Train on this rank to the target; return the steps. With a server, only rank 0 knows them."""
+    steps, reached = 0, math.inf
+    looks_alone = WAYS[way].prepare is None
+    mean, loss = new_model(), torch.zeros(1)
 
-    def after_step(model: nn.Module) -> None:
-        nonlocal steps_done
-        steps_done += 1
-        if steps_done % EVERY == 0:
-            looks.append(parameters_to_vector(model.parameters()).detach().clone())
+    def after_step(model: nn.Module) -> bool:
+        nonlocal steps, reached
+        steps += 1
+        if steps % EVERY or reached < math.inf:
+            return reached < math.inf
+        weights = parameters_to_vector(model.parameters()).detach()
+        if not looks_alone:
+            weights /= dist.get_world_size()
+            dist.all_reduce(weights)
+        if dist.get_rank() == 0:
+            vector_to_parameters(weights, mean.parameters())
+            loss.fill_(held_out_loss(mean))
+        if not looks_alone:
+            dist.broadcast(loss, 0)
+        if loss <= TARGET:
+            reached = steps
+        return reached < math.inf
 
     train_one_way(way, LIMIT, rate, seed, after_step)
-    return looks
+    return reached
 
 
 def run(way: str, rate: float, seed: int) -> Try:
@@ -63,13 +80,7 @@ def run(way: str, rate: float, seed: int) -> Try:
     by_time = WAYS[way].prepare is None  # then the order of the gradients depends on the clock
     network, device = (NETWORK, DEVICE) if by_time else (Network(0.0, 1e30), None)
     with Ranks(WAYS[way].world_size, on="simulated", network=network, device=device) as ranks:
-        looks = [look for look in ranks.run(_train_and_look, way, rate, seed) if look]
-    model = new_model()
-    for number, weights in enumerate(zip(*looks, strict=True), 1):
-        vector_to_parameters(torch.stack(weights).mean(0), model.parameters())
-        if held_out_loss(model) <= TARGET:
-            return Try(way, rate, seed, EVERY * number)
-    return Try(way, rate, seed, math.inf)
+        return Try(way, rate, seed, ranks.run(_train, way, rate, seed)[0])
 
 
 @cache

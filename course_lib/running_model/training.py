@@ -31,11 +31,12 @@ def train_one_way(
     steps: int,
     rate: float = RATE,
     seed: int = 0,
-    after_step: Callable[[nn.Module], object] = lambda model: None,
+    after_step: Callable[[nn.Module], bool] = lambda model: False,
 ) -> list[Tensor]:
     """Train on this rank in one way of `WAYS`, with AdamW; return the losses of its rows.
 
-    `after_step(model)` is called after every step; on a server, after every `WORLD_SIZE` gradients.
+    `after_step(model)` is called after every step, and says whether it was the last; on a server,
+    which does not stop, after every `WORLD_SIZE` gradients.
     """
 
     def make_optimizer(params: Iterable[Tensor]) -> Optimizer:
@@ -49,7 +50,8 @@ def train_one_way(
     losses = []
     for batch in islice(batches(seed), steps):
         losses.append(step(batch[part]))
-        after_step(model)
+        if after_step(model):
+            break
     return [loss for loss in losses if loss is not None]
 
 
@@ -59,7 +61,7 @@ def _train_with_server(
     model: nn.Module,
     make_optimizer: Optimize,
     seed: int,
-    after_step: Callable[[nn.Module], object],
+    after_step: Callable[[nn.Module], bool],
 ) -> list[Tensor]:
     """Rank 0 serves; each other rank computes gradients, of its part of each batch."""
     if dist.get_rank() == 0:

@@ -8,7 +8,8 @@ combines it:
     overlap                   all-reduces during backward                DistributedDataParallel
     8 bits, top-k, …          the same buckets, compressed               compression_hook
     local SGD, DiLoCo         a mean of the weights every 8 steps        local_sgd
-    gossip                    a mean with two neighbours' weights        Gossip
+    gossip                    a mean with one or two others' weights     Gossip
+    1-bit Adam                momenta in one bit, after exact steps      OneBitAdam
     ZeRO-1, 2, 3              shards of state, gradients, weights        ShardedOptimizer, FSDP
     tensor, data × …          parts of the matrices, of the layers       mesh, Pipeline
 
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -35,12 +37,13 @@ from course_lib.compression import (
     compression_hook,
 )
 from course_lib.ddp import DistributedDataParallel
-from course_lib.decentralized import Gossip, ring_mixing
+from course_lib.decentralized import Gossip, Mixing, ring_mixing
 from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.gradient_sync import sync_flat, sync_per_parameter
 from course_lib.local_sgd import DiLoCo, LocalSGD
 from course_lib.mesh import average_gradients, batch_of, divide_tensors, make_mesh, next_word_loss
 from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
+from course_lib.running_model.one_bit_adam import OneBitAdam
 from course_lib.running_model.problem import WORLD_SIZE
 from course_lib.sharded_optimizer import ShardedOptimizer
 
@@ -55,16 +58,18 @@ BUCKET_MB = 50_000 / 2**20
 """MiB in a bucket: four buckets of 50 kB. DDP's default of 25 MiB would be one."""
 EVERY = 8
 """Steps between two averages of local SGD, and between two outer steps of DiLoCo."""
+EXACT_STEPS = 10
+"""Steps of 1-bit Adam before it compresses, about a sixth of those to the target."""
 
 
 def _step(
-    optimizer: Optimizer | LocalSGD | DiLoCo,
+    optimizer: Optimizer | LocalSGD | DiLoCo | OneBitAdam,
     backward: Callable[[Any], Any],
     after_backward: Callable[[], object] = lambda: None,
     beside: AbstractContextManager[Any] | None = None,
 ) -> Step:
     """Return a step: clear the gradients, compute new ones (`beside` communication), update."""
-    inner = optimizer.optimizer if isinstance(optimizer, LocalSGD | DiLoCo) else optimizer
+    inner = optimizer if isinstance(optimizer, Optimizer) else optimizer.optimizer
 
     def step(batch: Any) -> Any:
         inner.zero_grad()
@@ -120,12 +125,31 @@ def averaged(meeting: type[LocalSGD] | type[DiLoCo], every: int = EVERY) -> Prep
     return prepare
 
 
-def gossip(after_update: bool = False) -> Prepare:
-    """Mix the weights with two neighbours' while the gradient is computed, or after the update."""
+def one_bit_adam(exact_steps: int = EXACT_STEPS) -> Prepare:
+    """Average the gradients exactly at first, and then the momenta in one bit."""
+
+    def prepare(model: nn.Module, make_optimizer: Optimize, backward: Backward) -> Step:
+        optimizer = OneBitAdam(make_optimizer(model.parameters()), exact_steps)
+        return _step(optimizer, lambda batch: backward(model, batch))
+
+    return prepare
+
+
+def one_peer(world_size: int) -> Mixing:
+    """Return the mixing in which rank i hears i + 1, then i + 2, i + 4, …, and begins again."""
+    eye, rounds = torch.eye(world_size, dtype=torch.float64), max(1, (world_size - 1).bit_length())
+    return lambda step: (eye + eye.roll(1 << step % rounds, 1)) / 2
+
+
+def gossip(mixing: Callable[[int], Mixing] = ring_mixing, *, after_update: bool = False) -> Prepare:
+    """Mix the weights with others' while the gradient is computed, or after the update.
+
+    `mixing` is a function of the number of ranks.
+    """
 
     def prepare(model: nn.Module, make_optimizer: Optimize, backward: Backward) -> Step:
         optimizer = make_optimizer(model.parameters())
-        mixer = Gossip(optimizer, ring_mixing(dist.get_world_size()))
+        mixer = Gossip(optimizer, mixing(dist.get_world_size()))
         if not after_update:
             return _step(optimizer, lambda batch: backward(model, batch), beside=mixer)
         alone = _step(optimizer, lambda batch: backward(model, batch))
@@ -191,6 +215,7 @@ class Way(NamedTuple):
         whole_batch: whether each rank gets the whole batch, and cuts it itself.
         stage: the ZeRO stage; 0 if nothing is sharded.
         period: steps after which the pattern of messages repeats.
+        warm_up: steps before the pattern begins; DDP cuts its buckets anew after the first.
         wait_for: how many gradients a server waits for; None: it does not wait.
 
     """
@@ -201,6 +226,7 @@ class Way(NamedTuple):
     whole_batch: bool = False
     stage: int = 0
     period: int = 1
+    warm_up: int = 2
     wait_for: int | None = None
 
 
@@ -216,12 +242,15 @@ WAYS: dict[str, Way] = {
     "8 bits": Way(overlapped(compressor=Uniform8Bit)),
     "top-k 3 %": Way(overlapped(compressor=lambda: ErrorFeedback(TopK(0.03)))),
     "1 bit": Way(overlapped(compressor=lambda: ErrorFeedback(OneBit()))),
+    "1-bit Adam": Way(one_bit_adam(), warm_up=EXACT_STEPS),
     "PowerSGD": Way(overlapped(compressor=lambda: ErrorFeedback(PowerSGD(2)))),
     "server, waits": Way(None, "one rank", world_size=WORLD_SIZE + 1, wait_for=WORLD_SIZE),
     "server": Way(None, world_size=WORLD_SIZE + 1, period=EVERY),
     "local SGD": Way(averaged(LocalSGD), period=EVERY),
+    "one average": Way(one_rank),
     "DiLoCo": Way(averaged(DiLoCo), period=EVERY),
     "gossip": Way(gossip()),
+    "gossip, one peer": Way(gossip(one_peer), period=2),
     "gossip after": Way(gossip(after_update=True)),
     "ZeRO-1": Way(_sharded_optimizer(gradients="local"), "one rank", stage=1),
     "ZeRO-2": Way(

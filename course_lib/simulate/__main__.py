@@ -1,4 +1,4 @@
-"""The command line: ``python -m course_lib.simulate step | search | published | failures``."""
+"""The command line: ``python -m course_lib.simulate step | search | published``."""
 
 import argparse
 import sys
@@ -7,10 +7,9 @@ from dataclasses import asdict, fields
 from typing import Any, get_type_hints
 
 from course_lib.simulate.cluster import CLUSTERS
-from course_lib.simulate.failures import Fleet
 from course_lib.simulate.layout import Layout
 from course_lib.simulate.published import load, number_of
-from course_lib.simulate.report import estimate_table, failures_table, found_table, runs_table
+from course_lib.simulate.report import estimate_table, found_table, runs_table
 from course_lib.simulate.search import search
 from course_lib.simulate.step_time import estimate
 from course_lib.simulate.transformer import Transformer
@@ -23,12 +22,7 @@ examples:
       --cluster selene --tensor 4 --data 2 --batch 8
   python -m course_lib.simulate search --like "MPT 30b, 8 H100" --ranks 512 --batch 1024
   python -m course_lib.simulate published
-  python -m course_lib.simulate failures --devices 1000 16384 100000 --repair-hours 6
 """
-
-_YEARS = 5.8
-"""Mean time between failures of a device: 419 interruptions of 16,384 GPUs in 54 days (Llama 3,
-table 5)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,17 +63,6 @@ def _parser() -> argparse.ArgumentParser:
         )
     published = commands.add_parser("published", help="published runs beside predictions")
     published.set_defaults(run=_published)
-    failing = commands.add_parser(
-        "failures",
-        help="share of time spent on training when devices fail",
-        epilog="Other numbers, such as the time to restart: course_lib.simulate.failures.Fleet.",
-    )
-    failing.add_argument("--devices", type=int, nargs="+", default=[1000, 10_000, 100_000],
-        help="numbers of devices: a line of the table for each")  # fmt: skip
-    failing.add_argument(
-        "--repair-hours", type=float, default=24.0, help="hours to repair a device"
-    )
-    failing.set_defaults(run=_failures)
     return parser
 
 
@@ -137,16 +120,6 @@ def _search(options: argparse.Namespace) -> int:
 
 def _published(_: argparse.Namespace) -> int:
     print(runs_table(load()))
-    return 0
-
-
-def _failures(options: argparse.Namespace) -> int:
-    year = 365 * 24 * 3600
-    fleets = [
-        Fleet(devices, _YEARS * year, repair=3600 * options.repair_hours, replica=min(512, devices))
-        for devices in options.devices
-    ]
-    print(failures_table(fleets))
     return 0
 
 

@@ -1,11 +1,9 @@
 """Tables of results, for the command line and the docs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 
 from course_lib.simulate.cluster import Cluster
-from course_lib.simulate.failures import Fleet, best_interval, restarting, shrinking, with_spares
 from course_lib.simulate.layout import Layout
 from course_lib.simulate.published import Run
 from course_lib.simulate.search import Found
@@ -54,23 +52,6 @@ def found_table(layouts: Sequence[Found]) -> str:
             f"{layout.tensor:6} {layout.context:7} {layout.data:4} {layout.pipeline:8} "
             f"{layout.chunks:6} {layout.expert:7} {layout.micro_batch:5} "
             f"{zero:>4} {layout.recompute}{share}"
-        )
-    return "\n".join(lines)
-
-
-def failures_table(fleets: Sequence[Fleet]) -> str:
-    """Return a table with a line per cluster size: time between failures, effective share.
-
-    In the last column, one device of 200 is on standby.
-    """
-    lines = ["devices  a failure every  checkpoint every   restart  shrink  spares"]
-    for fleet in fleets:
-        number = round(fleet.devices / 200)
-        replica = min(fleet.replica, fleet.devices - number)
-        lines.append(
-            f"{fleet.devices:7,} {fleet.mtbf / 60:12.1f} min {best_interval(fleet) / 60:13.1f} min "
-            f"{restarting(fleet):9.1%} {shrinking(fleet):7.1%} "
-            f"{with_spares(replace(fleet, spares=number, replica=replica)):7.1%}"
         )
     return "\n".join(lines)
 

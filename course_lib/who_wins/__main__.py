@@ -4,7 +4,6 @@ import argparse
 import itertools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from course_lib.cores import usable_cores
 from course_lib.who_wins.algorithms import ALGORITHMS
@@ -15,7 +14,7 @@ from course_lib.who_wins.winners import cells_of, steps_of
 
 _EXAMPLES = """\
 examples:
-  python -m course_lib.who_wins --figure map.png          # the whole map, in minutes
+  python -m course_lib.who_wins                           # the whole map, in minutes
   python -m course_lib.who_wins --straggler 2 --algorithms flat asynchronous "local SGD"
   python -m course_lib.who_wins --latencies 1e-3 --bandwidths 1e5 1e6 1e7
 """
@@ -52,7 +51,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--straggler", type=float, default=1.0, help="factor by which worker 1 is slower")
     add("--processes", type=int, default=usable_cores(),
         help="number of training runs at the same time")  # fmt: skip
-    add("--figure", type=Path, help="draw the map to this file")
     return parser
 
 
@@ -66,10 +64,6 @@ def _map(options: argparse.Namespace) -> None:
     results = run(jobs_of(names, places, seeds, problem), options.processes, _show_progress)
     steps = steps_of(names, seeds, problem, results)
     cells = cells_of(names, places, seeds, problem, results)
-    if options.figure:
-        from course_lib.who_wins.figure import map_figure
-
-        map_figure(cells).savefig(options.figure, dpi=100)
     print(assumptions(problem, seeds), map_table(cells), steps_table(steps), sep="\n\n")
 
 

@@ -5,8 +5,11 @@ The steps are those of the registry, `running_model.ways`, on a problem of their
     flat            one all-reduce of all gradients, after backward
     bucketed        all-reduces during backward
     8-bit, 1-bit, top-k, PowerSGD   one bucket, compressed
+    1-bit Adam      momenta in one bit, after four exact steps
     decentralized   mean with two neighbours' weights, during backward
+    one peer        mean with one other rank's weights, during backward
     local SGD       an average of the weights every 8 steps
+    one average     each rank trains alone; one average at the end
     DiLoCo          an outer step every 8 steps
     asynchronous, bounded staleness: a server, on an additional rank
 
@@ -25,7 +28,17 @@ from typing import Literal
 from course_lib.compression import ErrorFeedback, OneBit, PowerSGD, TopK, Uniform8Bit
 from course_lib.gradient_sync import sync_flat
 from course_lib.local_sgd import DiLoCo, LocalSGD
-from course_lib.running_model.ways import EVERY, Prepare, averaged, gossip, overlapped, synchronized
+from course_lib.running_model.ways import (
+    EVERY,
+    Prepare,
+    averaged,
+    gossip,
+    one_bit_adam,
+    one_peer,
+    one_rank,
+    overlapped,
+    synchronized,
+)
 from course_lib.who_wins.settings import Setting, tuned
 
 _CAP = 16 / 1024
@@ -61,6 +74,8 @@ class Algorithm:
 
 
 _ALL = float("inf")
+_EXACT_STEPS = 4
+"""Steps of 1-bit Adam before it compresses, about a fifth of those to the target."""
 
 ALGORITHMS: dict[str, Algorithm] = {
     "flat, ring": Algorithm(synchronized(sync_flat), RING, same_as="flat"),
@@ -69,12 +84,15 @@ ALGORITHMS: dict[str, Algorithm] = {
     "bucketed": Algorithm(overlapped(_CAP), same_as="flat"),
     "8-bit": Algorithm(overlapped(_ALL, Uniform8Bit)),
     "1-bit": Algorithm(overlapped(_ALL, lambda: ErrorFeedback(OneBit()))),
+    "1-bit Adam": Algorithm(one_bit_adam(_EXACT_STEPS)),
     "top-k": Algorithm(overlapped(_ALL, lambda: ErrorFeedback(TopK(0.01)))),
     "PowerSGD": Algorithm(overlapped(_ALL, lambda: ErrorFeedback(PowerSGD(2)))),
     "asynchronous": Algorithm(server={}),
     "bounded staleness": Algorithm(server={"bound": 2}, same_as="asynchronous"),
     "decentralized": Algorithm(gossip(), differ=True),
+    "one peer": Algorithm(gossip(one_peer), period=2, differ=True),
     "local SGD": Algorithm(averaged(LocalSGD), period=EVERY, differ=True),
+    "one average": Algorithm(one_rank, differ=True),
     "DiLoCo": Algorithm(averaged(DiLoCo), period=EVERY, differ=True),
 }
 """The algorithms by their names on the map."""

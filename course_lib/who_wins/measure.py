@@ -148,18 +148,19 @@ def pace_of(times: Sequence[float], multiple: int) -> Pace | None:
 def time_steps(problem: Problem, name: str, network: Network) -> Pace:
     """Run steps on `network` until they repeat, or until there are enough for a mean.
 
-    If the algorithm may use several all-reduces, the one with the shortest steps counts.
+    If the algorithm may use several all-reduces, the one with which `problem.steps` steps take
+    shortest counts.
     """
     paces = (
         _time_steps(problem, name, replace(network, all_reduce=way))
         for way in ALGORITHMS[name].all_reduce
     )
-    return min(paces, key=lambda pace: pace.seconds / pace.period)
+    return min(paces, key=lambda pace: pace.after(problem.steps))
 
 
 def _time_steps(problem: Problem, name: str, network: Network) -> Pace:
     multiple = ALGORITHMS[name].period
-    tries, limit = (_FIRST_TRY, _LAST_TRY) if multiple == 1 else (3 * multiple, 6 * multiple)
+    tries, limit = max(_FIRST_TRY, 3 * multiple), max(_LAST_TRY, 6 * multiple)
     while True:
         times, _ = run_steps(problem, name, setting_of(name), 0, tries, network)
         pace = pace_of(times, multiple)

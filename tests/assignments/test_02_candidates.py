@@ -6,7 +6,6 @@ import torch.distributed as dist
 
 from course_lib.checking import CheckFailed, check
 from course_lib.checking.loading import load_module
-from course_lib.checking.testing import Candidate
 from course_lib.ranks import Ranks, per_rank
 from tests.helpers.course_folders import RELEASED
 
@@ -23,7 +22,7 @@ INPUTS = {
 
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("candidate", RIGHT, ids=lambda candidate: candidate.kind)
-def test_a_right_candidate_is_right(candidate: Candidate, name: str) -> None:
+def test_a_right_candidate_is_right(candidate, name: str) -> None:
     torch.manual_seed(0)
     parameters, namespace = candidate.case().parameters, {"torch": torch, "dist": dist}
     exec(parameters["source"], namespace)

@@ -1,24 +1,19 @@
 """Ranks that tests share: starting them anew for each file would take the time."""
 
-import os
-from collections.abc import Callable, Iterator
-
 import pytest
 
-from course_lib.ranks import Network, Ranks
+from course_lib.ranks import Ranks
 from tests.helpers.emulated_nccl import emulate
-
-RanksOf = Callable[[str, int], Ranks]
 
 
 @pytest.fixture(scope="module")
-def network() -> Network | None:
+def network():
     """The network of simulated ranks; a module may give its own."""
     return None
 
 
 @pytest.fixture(scope="session")
-def processes() -> Iterator[dict[tuple[str, int], Ranks]]:
+def processes():
     """Ranks that are processes, by kind and number: four of them take a second to start."""
     made: dict[tuple[str, int], Ranks] = {}
     yield made
@@ -27,18 +22,15 @@ def processes() -> Iterator[dict[tuple[str, int], Ranks]]:
 
 
 @pytest.fixture(scope="module")
-def ranks_of(network: Network | None, processes: dict[tuple[str, int], Ranks]) -> Iterator[RanksOf]:
+def ranks_of(network, processes: dict[tuple[str, int], Ranks]):
     """`ranks_of(on, world_size)`: ranks of that kind, made when first asked for.
 
     Simulated ranks are the module's, CPU ranks all modules': a test must leave them in order. Ranks
-    on ``"nccl"`` are CPU ranks that talk as NCCL does: see `tests.helpers.emulated_nccl`. With
-    EMULATED_NCCL=1 in the environment all CPU ranks do.
+    on ``"nccl"`` are CPU ranks that talk as NCCL does: see `tests.helpers.emulated_nccl`.
     """
     simulated: dict[tuple[str, int], Ranks] = {}
 
     def get(on: str, world_size: int) -> Ranks:
-        if on == "cpu" and "EMULATED_NCCL" in os.environ:
-            on = "nccl"
         made = simulated if on == "simulated" else processes
         if (on, world_size) not in made:
             there = network if on == "simulated" else None

@@ -3,24 +3,14 @@
 import heapq
 import time
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
 
-from course_lib.asynchronous import (
-    ParameterServer,
-    Update,
-    async_server,
-    backup_server,
-    push_gradients,
-    serve,
-    staleness_of,
-)
+from course_lib import asynchronous
 from course_lib.local_sgd import flatten, unflatten
 from course_lib.ranks import Network, RankError, Ranks
 from tests.helpers.ddp_scenarios import mlp
@@ -29,7 +19,7 @@ LR = 0.05
 FREE = Network(latency=0.0, bandwidth=float("inf"))
 
 
-def batch(worker: int, number: int) -> tuple[Tensor, Tensor]:
+def batch(worker: int, number: int):
     g = torch.Generator().manual_seed(1000 * worker + number)
     return tuple(torch.randn(4, n, generator=g, dtype=torch.float64) for n in (6, 3))
 
@@ -41,7 +31,7 @@ def gradient(net: torch.nn.Module, worker: int, number: int) -> None:
 
 def work(seconds: list[float], leave_after: int | None = None) -> int:
     net, rank, number = mlp(seed=dist.get_rank()), dist.get_rank(), 0
-    with ParameterServer(net.parameters()) as server:
+    with asynchronous.ParameterServer(net.parameters()) as server:
         while server.pull():
             if rank == 1 and number == leave_after:
                 break
@@ -57,16 +47,16 @@ def train(seconds, updates, leave_after=None, **options):
     if dist.get_rank():
         return work(seconds, leave_after)
     net = mlp()
-    history = serve(SGD(net.parameters(), LR), updates, **options)
+    history = asynchronous.serve(SGD(net.parameters(), LR), updates, **options)
     return history, flatten(list(net.parameters()))
 
 
-def run(ranks: Ranks, *args: Any, **options: Any) -> tuple[list[Update], Tensor]:
-    result: tuple[list[Update], Tensor] = ranks.run(train, *args, **options)[0]
+def run(ranks: Ranks, *args, **options):
+    result = ranks.run(train, *args, **options)[0]
     return result
 
 
-def replayed(history: list[Update], wait_for: int | None = None, aware: bool = False) -> Tensor:
+def replayed(history, wait_for: int | None = None, aware: bool = False):
     """Return the weights that a history leads to, by its formula, in one process."""
     net = mlp()
     params = list(net.parameters())
@@ -113,7 +103,7 @@ def test_events_come_in_the_order_of_time_and_replay_bit_for_bit(k):
     torch.testing.assert_close(weights, replayed(history), rtol=1e-12, atol=1e-13)
 
 
-MODES: list[dict[str, Any]] = [
+MODES = [
     *({}, {"bound": 0}, {"bound": 2}, {"staleness_aware": True}),
     *({"wait_for": 1}, {"wait_for": -1}, {"wait_for": -2}),
 ]
@@ -184,7 +174,7 @@ def test_what_cannot_go_on_is_named(ranks_of, k, options, message):
 
 
 def push_first() -> None:
-    ParameterServer(mlp().parameters()).push()
+    asynchronous.ParameterServer(mlp().parameters()).push()
 
 
 def test_wrong_use_by_a_worker_is_named(ranks_of):
@@ -212,27 +202,27 @@ def test_staleness_is_the_number_of_pushes_since_the_workers_last_pull(workers):
         if kind == "push":
             pulled = max(i for i in range(at) if events[i] == ("pull", worker))
             expected.append(sum(kind == "push" for kind, _ in events[pulled:at]))
-    assert staleness_of(iter(events)) == expected
-    assert staleness_of([]) == []
+    assert asynchronous.staleness_of(iter(events)) == expected
+    assert asynchronous.staleness_of([]) == []
 
 
 SHAPES = ((3,), (), (2, 2))
 
 
-def drawn(seed: int) -> list[Tensor]:
+def drawn(seed: int):
     g = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=g, dtype=torch.float64) for shape in SHAPES]
 
 
-def expect_equal(tensors: list[Tensor], others: list[Tensor]) -> None:
+def expect_equal(tensors, others) -> None:
     torch.testing.assert_close(tensors, others, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_an_async_server_divides_each_gradient_by_its_age_plus_one(workers):
     events, weights, served = events_of(1, workers), drawn(0), drawn(0)
-    ages = iter(staleness_of(events))
-    pull, push = async_server(iter(served), LR)
+    ages = iter(asynchronous.staleness_of(events))
+    pull, push = asynchronous.async_server(iter(served), LR)
     for number, (kind, worker) in enumerate(events):
         if kind == "pull":
             pulled = pull(worker)
@@ -249,7 +239,7 @@ def test_an_async_server_divides_each_gradient_by_its_age_plus_one(workers):
 @pytest.mark.parametrize("wait_for", [1, 2, 3, 4])
 def test_a_backup_server_steps_with_the_mean_of_the_first_gradients(wait_for):
     weights, served, fresh, collected = drawn(0), drawn(0), set[int](), []
-    pull, push = backup_server(iter(served), LR, wait_for)
+    pull, push = asynchronous.backup_server(iter(served), LR, wait_for)
     for number, (kind, worker) in enumerate(events_of(2, 3)):
         if kind == "pull":
             fresh.add(worker)
@@ -269,7 +259,7 @@ def test_a_backup_server_steps_with_the_mean_of_the_first_gradients(wait_for):
         expect_equal(served, weights)
 
 
-def served_in_turn(updates: int, server: int) -> Tensor:
+def served_in_turn(updates: int, server: int):
     """On the server's rank, step with the workers' gradients in turn; return the last weights."""
     net, rank = mlp(seed=dist.get_rank()), dist.get_rank()
     params = list(net.parameters())
@@ -277,13 +267,13 @@ def served_in_turn(updates: int, server: int) -> Tensor:
     if rank != server:
         numbers = iter(range(updates))
 
-        def loss() -> Tensor:
+        def loss():
             x, y = batch(rank, next(numbers))
             return mse_loss(net(x), y)
 
         for param in params:
             param.grad = torch.ones_like(param)  # an old one
-        push_gradients(iter(params), loss, updates, server)
+        asynchronous.push_gradients(iter(params), loss, updates, server)
         return flatten(params)
     weights = flatten(params)
     for worker in workers:

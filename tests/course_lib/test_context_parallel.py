@@ -1,11 +1,8 @@
 """Attention over a sequence that is cut between ranks is that of one process, both ways."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from course_lib.context_parallel import positions_of, ring_attention
@@ -17,13 +14,13 @@ SHAPE = (2, 3)  # batch, heads
 SIZE = 4
 
 
-def whole(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def whole(length: int, dtype: torch.dtype = torch.float64):
     """Return queries, keys, values and the gradient of the result."""
     torch.manual_seed(length)
     return [torch.randn(*SHAPE, length, SIZE, dtype=dtype) for _ in range(4)]
 
 
-def on_a_rank(length: int, causal: bool, zigzag: bool, dtype: torch.dtype = torch.float64) -> Any:
+def on_a_rank(length: int, causal: bool, zigzag: bool, dtype: torch.dtype = torch.float64):
     positions = positions_of(length, dist.get_world_size(), dist.get_rank(), zigzag)
     *inputs, gradient = (tensor[..., positions, :].clone() for tensor in whole(length, dtype))
     q, k, v = (tensor.requires_grad_() for tensor in inputs)
@@ -32,7 +29,7 @@ def on_a_rank(length: int, causal: bool, zigzag: bool, dtype: torch.dtype = torc
     return positions, [result.detach(), q.grad, k.grad, v.grad]
 
 
-def of_one_process(length: int, causal: bool) -> list[Tensor]:
+def of_one_process(length: int, causal: bool):
     *inputs, gradient = whole(length)
     q, k, v = (tensor.requires_grad_() for tensor in inputs)
     result = scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -40,7 +37,7 @@ def of_one_process(length: int, causal: bool) -> list[Tensor]:
     return [result.detach(), q.grad, k.grad, v.grad]
 
 
-def put_together(results: list[Any], length: int) -> list[Tensor]:
+def put_together(results, length: int):
     """Return the ranks' slices at their places in the sequence."""
     together = [torch.full((*SHAPE, length, SIZE), torch.nan).double() for _ in range(4)]
     for positions, slices in results:
@@ -108,12 +105,12 @@ def test_zigzag_evens_out_the_work_of_a_causal_mask():
         assert busy == pytest.approx([(3 + 2 * (k - 1)) * square] * k, rel=1e-6)
 
 
-def computing(trace: Any, rank: int) -> float:
+def computing(trace, rank: int) -> float:
     events = [event for event in trace.events if (event.rank, event.kind) == (rank, "compute")]
     return sum(event.end - event.start for event in events)
 
 
-def wrong(tokens: int, other: int) -> Tensor:
+def wrong(tokens: int, other: int):
     q, k = torch.ones(1, 1, tokens, 4), torch.ones(1, 1, other, 4)
     return ring_attention(q, k, k, 8)
 

@@ -1,7 +1,5 @@
 """The formulas against algebra, and against the virtual clock on which the algorithms run."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -45,7 +43,7 @@ def run_one(name: str) -> None:
 def test_an_algorithm_takes_the_time_of_its_formula(k, name, network):
     ranks = Ranks(k, on="simulated", network=network)
     ranks.run(run_one, name)
-    formula: Callable[..., float] = WITH_FORMULA[name]
+    formula = WITH_FORMULA[name]
     expected = formula(NBYTES, k, network)
     if name in ("tree_broadcast", "tree_all_reduce") and k not in (1, 2, 4, 8):
         # The farthest of the ranks that there are is fewer messages away from the root.

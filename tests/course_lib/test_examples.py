@@ -7,21 +7,17 @@ printed output of a line is compared with the docstring's.
 import ast
 import doctest
 from collections import defaultdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from course_lib import READING_ORDER, cost_model
 from tests.helpers import ROOT
 
-Names = dict[str, Any]
 
-
-def module_of(path: Path) -> str:
+def module_of(path) -> str:
     """Return the dotted name of a file: of a folder's face, that of the folder."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -55,12 +51,12 @@ OF_RUNGS = sorted(name for name in EXAMPLES if is_rung(name))
 OTHERS = sorted(set(EXAMPLES) - set(OF_RUNGS))
 
 
-def gradient_of(rank: int) -> Tensor:
+def gradient_of(rank: int):
     """Whole numbers, of a length that two ranks cannot halve: sums are exact in any order."""
     return torch.arange(1.0, 8) * (rank + 1)
 
 
-def usual_names(rank: int, name: str) -> Names:
+def usual_names(rank: int, name: str):
     """Return the names that the examples use; they differ on every rank, to reveal mix-ups."""
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
@@ -80,7 +76,7 @@ def usual_names(rank: int, name: str) -> Names:
     }
 
 
-def run_lines(text: str, names: Names, name: str = "example") -> Names:
+def run_lines(text: str, names, name: str = "example"):
     """Run the examples of a docstring; return all names afterwards.
 
     Raises AssertionError, with what doctest says, as soon as one does not do what it should.

@@ -5,13 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.expert_parallel import (
-    ExpertParallel,
-    balance_loss,
-    mixture_of_experts,
-    on_few_nodes,
-    route,
-)
+from course_lib import expert_parallel
 from course_lib.ranks import RankError
 
 WIDTH, EXPERTS = 3, 5  # no K but 1 divides the experts
@@ -34,7 +28,7 @@ def tokens_of(rank: int) -> torch.Tensor:
 
 
 def on_a_rank(top_k: int) -> tuple:
-    layer = ExpertParallel(*parts(), top_k=top_k)
+    layer = expert_parallel.ExpertParallel(*parts(), top_k=top_k)
     x = tokens_of(dist.get_rank()).requires_grad_()
     for factor in (0.25, 0.75):  # two backwards
         y = layer(x)
@@ -48,7 +42,7 @@ def on_a_rank(top_k: int) -> tuple:
 def test_results_and_gradients_are_those_of_one_process(ranks_of, on, k, top_k):
     router, experts = parts()
     xs = [tokens_of(rank).requires_grad_() for rank in range(k)]
-    output = mixture_of_experts(torch.cat(xs), router, experts, top_k)
+    output = expert_parallel.mixture_of_experts(torch.cat(xs), router, experts, top_k)
     ys = output.split([len(x) for x in xs])
     (sum(y.square().sum() for y in ys) / k).backward()
     expected = {f"router.{name}": p.grad for name, p in router.named_parameters()}
@@ -71,13 +65,13 @@ def test_bytes_are_those_of_the_tokens_that_travel(ranks_of):
     ranks = ranks_of("simulated", k)
 
     def without_sync() -> None:
-        layer = ExpertParallel(*parts(), top_k=2)
+        layer = expert_parallel.ExpertParallel(*parts(), top_k=2)
         layer(tokens_of(dist.get_rank()).requires_grad_()).sum().backward()
 
     ranks.run(without_sync)
     router, _ = parts()
     bounds = [(0, 2), (2, 4), (4, 5)]
-    counts = [route(router(tokens_of(r)), 2).counts for r in range(k)]
+    counts = [expert_parallel.route(router(tokens_of(r)), 2).counts for r in range(k)]
     to = [[int(counts[r][a:b].sum()) for a, b in bounds] for r in range(k)]
     for rank, (start, stop) in enumerate(bounds):
         leaving = sum(to[rank]) - to[rank][rank]
@@ -89,7 +83,7 @@ def test_bytes_are_those_of_the_tokens_that_travel(ranks_of):
 def test_too_few_experts_are_refused(ranks_of):
     def few() -> None:
         router, experts = parts()
-        ExpertParallel(router, experts[:1])
+        expert_parallel.ExpertParallel(router, experts[:1])
 
     with pytest.raises(RankError, match="1 experts are too few for 2 ranks"):
         ranks_of("simulated", 2).run(few)
@@ -97,7 +91,7 @@ def test_too_few_experts_are_refused(ranks_of):
 
 def chosen_by(scores, top_k, **options):
     """Return {expert: [(token, weight)]} of the routes."""
-    tokens, weights, counts = route(scores, top_k, **options)
+    tokens, weights, counts = expert_parallel.route(scores, top_k, **options)
     pairs = zip(tokens.tolist(), weights.tolist(), strict=True)
     return [[next(pairs) for _ in range(count)] for count in counts.tolist()]
 
@@ -120,10 +114,10 @@ def test_routes_are_those_of_a_loop_over_the_tokens(top_k, capacity):
 
 def test_the_balance_loss_is_1_when_even_and_pushes_down_the_busiest():
     even = 9 * torch.eye(EXPERTS)
-    assert float(balance_loss(even, 1)) == pytest.approx(1)
+    assert float(expert_parallel.balance_loss(even, 1)) == pytest.approx(1)
     scores = torch.zeros(8, EXPERTS) + torch.arange(float(EXPERTS))
     scores.requires_grad_()
-    loss = balance_loss(scores, 1)
+    loss = expert_parallel.balance_loss(scores, 1)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(EXPERTS * float(scores[0].detach().softmax(0)[-1]))
     assert (scores.grad[:, -1] > 0).all() and (scores.grad[:, :-1] < 0).all()
@@ -133,7 +127,7 @@ def test_the_balance_loss_is_1_when_even_and_pushes_down_the_busiest():
 def test_a_token_stays_on_its_best_nodes(most):
     torch.manual_seed(most)
     scores = torch.randn(20, 6)
-    for token, limited in zip(scores, on_few_nodes(scores, 3, most), strict=True):
+    for token, limited in zip(scores, expert_parallel.on_few_nodes(scores, 3, most), strict=True):
         order = sorted(range(3), key=lambda n: -float(token[2 * n : 2 * n + 2].max()))
         allowed = {e for n in order[:most] for e in (2 * n, 2 * n + 1)}
         for e in range(6):

@@ -30,14 +30,6 @@ def test_the_increments_add_up_to_the_step_of_the_last_rank(rows):
         assert leader == ends[stage].index(max(ends[stage]))
 
 
-def test_averages_blame_the_wait_and_the_frontier_the_data():
-    own = torch.tensor([[3.0, 5, 5], [3, 5, 5], [9, 5, 5], [2, 5, 5]])
-    increments, leaders = frontier(step_of(own))
-    assert increments.tolist() == [9, 5, 5, 1]
-    assert leaders[0] == 2
-    assert step_of(own).mean(0).argmax() == 3 or step_of(own)[2, 3] == 1
-
-
 @pytest.mark.parametrize("k", [2, 3, 4])
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_late_rank_is_named_beside_noise(k, stage):

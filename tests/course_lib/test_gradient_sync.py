@@ -1,62 +1,46 @@
 """Three ways to average gradients: each equal to one machine with the whole batch, at its price."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from course_lib import collectives, gradient_sync
+from course_lib import gradient_sync
 from course_lib.bucketing import MEGABYTE
 from course_lib.ddp import broadcast_module_states, verify_same_model
 from course_lib.ranks import RankError, Ranks
-from course_lib.sgd import batch_gradient, sgd_step
-from course_lib.sharding import shard
-from tests.helpers.ddp_scenarios import STEPS, WORLDS, batches, expect, mlp
+from tests.helpers import ddp_scenarios as scenarios
 
-STRATEGIES: dict[str, Callable[..., None]] = {
+STRATEGIES = {
     "per parameter": gradient_sync.sync_per_parameter,
     "flat": gradient_sync.sync_flat,
     "bucketed": gradient_sync.sync_bucketed,
 }
 
 
-def train(strategy: str, all_reduce: str | None = None) -> list[torch.Tensor]:
+def train(strategy: str) -> list[torch.Tensor]:
     """Start from different weights on every rank; return the weights after 5 steps."""
-    rank, k = dist.get_rank(), dist.get_world_size()
-    net = mlp(seed=rank)
+    net = scenarios.mlp(seed=dist.get_rank())
     broadcast_module_states(net)
-    options: dict[str, Any] = {}
+    optimizer = scenarios.sgd(net)
+    options = {}
     if strategy == "bucketed":
         options = {"bucket_cap_mb": 500 / MEGABYTE, "first_bucket_mb": 100 / MEGABYTE}
-    if all_reduce:
-        options["all_reduce"] = getattr(collectives, all_reduce)
-    for x, y in batches():
-        net.zero_grad()
-        mse_loss(net(shard(x, k, rank)), shard(y, k, rank)).backward()
+    for x, y in scenarios.own_shards():
+        optimizer.zero_grad()
+        mse_loss(net(x), y).backward()
         STRATEGIES[strategy](net.parameters(), **options)
-        sgd_step(net.parameters(), 0.3)
-    return [param.detach() for param in net.parameters()]
-
-
-def one_machine() -> list[torch.Tensor]:
-    net = mlp(seed=0)
-    for x, y in batches():
-        for param, gradient in zip(
-            net.parameters(), batch_gradient(net, mse_loss, x, y), strict=True
-        ):
-            param.grad = gradient
-        sgd_step(net.parameters(), 0.3)
-    return [param.detach() for param in net.parameters()]
+        optimizer.step()
+    return scenarios.state_of(net)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), scenarios.WORLDS)
 def test_five_steps_equal_those_of_one_machine(ranks_of, on, k, strategy):
-    expect(ranks_of(on, k).run(train, strategy), one_machine())
+    scenarios.expect(
+        ranks_of(on, k).run(train, strategy), scenarios.one_machine(scenarios.mlp(seed=0))
+    )
 
 
 @pytest.mark.parametrize(("on", "k"), [("simulated", 4), ("cpu", 2)])
@@ -68,9 +52,9 @@ def test_number_of_collectives(ranks_of, on, k):
         counts[strategy] = [ranks.trace.calls(r)["all_reduce"] for r in range(k)]
     # From the last, in bytes: 24 | 216 + 72 | 648 | 72 | 432, under caps of 100 and then 500.
     assert counts == {
-        "per parameter": [6 * STEPS] * k,
-        "flat": [STEPS] * k,
-        "bucketed": [5 * STEPS] * k,
+        "per parameter": [6 * scenarios.STEPS] * k,
+        "flat": [scenarios.STEPS] * k,
+        "bucketed": [5 * scenarios.STEPS] * k,
     }
 
 

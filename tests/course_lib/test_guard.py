@@ -5,15 +5,13 @@ A situation runs in one process with whole batches, and on ranks with their shar
 
 import contextlib
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
-from torch.nn.utils import parameters_to_vector, parametrizations, prune, vector_to_parameters
+from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 from course_lib.ddp import DistributedDataParallel
@@ -40,7 +38,7 @@ class Net(nn.Module):
         self.head = nn.Linear(12, 4)
         self.double()
 
-    def forward(self, x: Tensor, stop: str = "", twice: bool = False) -> Tensor:
+    def forward(self, x, stop: str = "", twice: bool = False):
         x = self.late(torch.tanh(self.conv(x)).flatten(1))
         for _ in range(1 + twice):
             x = checkpoint(self.body, x, use_reentrant=True) if twice else self.body(x)
@@ -48,7 +46,7 @@ class Net(nn.Module):
             return x
         if stop == "by an error":
             raise KeyError
-        out: Tensor = self.head(torch.tanh(self.same(self.norm(x))))
+        out = self.head(torch.tanh(self.same(self.norm(x))))
         return out
 
 
@@ -57,7 +55,7 @@ class Run:
 
     def __init__(self, wrapper: str | None) -> None:
         self.net, self.wrapper, self.seen = Net(), wrapper, []
-        self.model: Any = self.net
+        self.model = self.net
         generator = torch.Generator().manual_seed(1)
         self.x = torch.randn(12, 2, 4, 4, generator=generator, dtype=torch.float64)
         self.y = torch.randn(12, 4, generator=generator, dtype=torch.float64)
@@ -68,31 +66,31 @@ class Run:
         if self.wrapper == "fsdp":
             self.model = FullyShardedDataParallel(self.net)
         params, options = list(self.model.parameters()), {**SGD, "bucket_cap_mb": 4e-4}
-        self.optimizer: Any = (
+        self.optimizer = (
             ShardedOptimizer(params, torch.optim.SGD, gradients=self.wrapper, **options)
             if self.wrapper in ("averaged", "local", "sharded")
             else torch.optim.SGD(params, **SGD)
         )
 
-    def loss(self, **options: Any) -> Tensor:
+    def loss(self, **options):
         k, rank = (dist.get_world_size(), dist.get_rank()) if self.wrapper else (1, 0)
         return mse_loss(self.model(shard(self.x, k, rank), **options), shard(self.y, k, rank))
 
-    def backward(self, **options: Any) -> None:
+    def backward(self, **options) -> None:
         self.optimizer.zero_grad()
         self.loss(**options).backward()
         if self.wrapper == "averaged":
             sync_flat(self.model.parameters())
 
-    def step(self, **options: Any) -> None:
+    def step(self, **options) -> None:
         self.backward(**options)
         self.optimizer.step()
 
-    def evaluate(self, model: Any = None) -> None:
+    def evaluate(self, model=None) -> None:
         with torch.no_grad():
             self.seen.append((self.model if model is None else model)(self.x))
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self):
         fsdp = self.wrapper == "fsdp"
         return dict(self.model.full_state_dict() if fsdp else self.net.state_dict())
 
@@ -103,14 +101,13 @@ ZERO, MODULES = ("averaged", "local", "sharded"), ("ddp", "fsdp")
 REPLACED = r"rank \d: .* (is no longer the parameter|was not there)"
 CONVERTED = r"rank \d: .* had (strides|dtype) .* now has "
 NONE = "does not apply: an optimizer has tensors, and does not know which modules have them"
-Change = Callable[[Run], None]
-SITUATIONS: dict[str, tuple[Change, bool, dict[str, str]]] = {}
+SITUATIONS = {}
 
 
 def situation(name, errors=None, *, before=False):
     """Name what is done after one step, or before wrapping; `errors` has those of each wrapper."""
 
-    def note(change: Change) -> Change:
+    def note(change):
         SITUATIONS[name] = change, before, errors or {}
         return change
 
@@ -133,12 +130,6 @@ situation("a forward that fails")(lambda run: stop(run, "by an error"))
 def _(run: Run) -> None:
     for param in run.model.parameters():
         param.data = param.data * 0.9
-
-
-@situation("vector_to_parameters")
-def _(run: Run) -> None:
-    params = list(run.model.parameters())
-    vector_to_parameters(parameters_to_vector(params).detach() * 0.9, params)
 
 
 @situation("an average put in and taken out")
@@ -232,7 +223,7 @@ situation(
 )(lambda run: run.step(twice=True))
 
 
-def halve(param: Tensor) -> None:
+def halve(param) -> None:
     param.grad.mul_(0.5)
 
 
@@ -255,7 +246,7 @@ situation("a hook on a sum, after")(
 
 @situation("a failed backward", {"ddp": "rank .* did not end"})
 def _(run: Run) -> None:
-    def interrupt(_: Tensor) -> None:
+    def interrupt(_) -> None:
         raise KeyError
 
     handle = run.net.body.register_forward_hook(lambda *io: io[2].register_hook(interrupt) and None)
@@ -264,7 +255,7 @@ def _(run: Run) -> None:
     handle.remove()
 
 
-def train(wrapper: str | None, name: str) -> tuple[dict[str, Tensor], list[Tensor]]:
+def train(wrapper: str | None, name: str):
     run, (change, before, _) = Run(wrapper), SITUATIONS[name]
     if before:
         change(run)

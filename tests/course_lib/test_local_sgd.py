@@ -2,14 +2,13 @@
 
 import io
 import warnings
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, AdamW
 
 from course_lib import local_sgd
 from course_lib.compression import ErrorFeedback, OneBit, PowerSGD, RandomK, TopK
@@ -22,7 +21,7 @@ STEPS, LR = 12, 0.3
 INNER = {"sgd": lambda net: SGD(net.parameters(), LR), "adamw": lambda net: AdamW(net.parameters())}
 
 
-def train(method: type, inner: str = "sgd", finish: str = "", *args: Any, **options: Any) -> Tensor:
+def train(method: type, inner: str = "sgd", finish: str = "", *args, **options):
     """Return this rank's weights after 12 steps on its own part of each batch.
 
     With `finish`, a method's name, those before it was called and those after it: shape (2, n).
@@ -47,30 +46,30 @@ class Alone:
     def __init__(self, k: int, inner: str = "sgd") -> None:
         self.k = k
         self.nets = [mlp() for _ in range(k)]
-        self.optimizers: list[Optimizer] = [INNER[inner](net) for net in self.nets]
+        self.optimizers = [INNER[inner](net) for net in self.nets]
 
-    def backward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+    def backward(self, x, y):
         for i, net in enumerate(self.nets):
             net.zero_grad()
             mse_loss(net(shard(x, self.k, i)), shard(y, self.k, i)).backward()
         return [torch.cat([p.grad.flatten() for p in net.parameters()]) for net in self.nets]
 
-    def step(self, x: Tensor, y: Tensor) -> None:
+    def step(self, x, y) -> None:
         self.backward(x, y)
         for optimizer in self.optimizers:
             optimizer.step()
 
     @property
-    def weights(self) -> Tensor:
+    def weights(self):
         return torch.stack([flatten(list(net.parameters())) for net in self.nets])
 
-    def set(self, weights: Tensor) -> None:
+    def set(self, weights) -> None:
         with torch.no_grad():
             for net, vector in zip(self.nets, weights, strict=True):
                 unflatten(vector, list(net.parameters()))
 
 
-def close(replicas: list[Tensor], expected: Tensor) -> None:
+def close(replicas, expected) -> None:
     torch.testing.assert_close(torch.stack(replicas), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -98,9 +97,9 @@ def diloco(k, inner, every, outer_lr=0.7, outer_momentum=0.9, fragments=1, overl
     start = alone.weights[0]
     cuts = [slice(*shard_bounds(len(start), fragments, f)) for f in range(fragments)]
     outer, buffers = start.clone(), [0.0 * start[cut] for cut in cuts]
-    arrivals: dict[int, tuple[int, Tensor]] = {}
+    arrivals = {}
 
-    def arrive(f: int, change: Tensor) -> None:
+    def arrive(f: int, change) -> None:
         buffers[f] = outer_momentum * buffers[f] + change
         outer[cuts[f]] -= outer_lr * (change + outer_momentum * buffers[f])
         weights = alone.weights
@@ -151,7 +150,7 @@ def test_diloco_equals_its_formula(ranks_of, on, k, inner, options):
 class InOneMessage:
     """The function `diloco` as a class, which also sees to it that `.grad` stays the inner one."""
 
-    def __init__(self, optimizer: Optimizer, *options: Any) -> None:
+    def __init__(self, optimizer, *options) -> None:
         self.params = local_sgd.trained(optimizer)
         self._step = local_sgd.diloco(iter(self.params), optimizer.step, *options)
 
@@ -172,7 +171,7 @@ def test_diloco_in_one_message_equals_its_formula(ranks_of, on, k, inner, option
 
 
 def test_diloco_in_one_message_stays_in_its_group(ranks_of):
-    def in_groups() -> Tensor:
+    def in_groups():
         group = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
         weight = torch.zeros(2, dtype=torch.float64)
 
@@ -240,14 +239,14 @@ def normed(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 3)).double()
 
 
-def train_normed(method: type, stop: int = 0, overflow: int = 0, **options: Any) -> list[Tensor]:
+def train_normed(method: type, stop: int = 0, overflow: int = 0, **options):
     """Return parameters and buffers after 12 steps; after `stop` of them, all is loaded anew.
 
     In step `overflow`, the last rank's gradients are not finite.
     """
     last = dist.get_rank() == dist.get_world_size() - 1
 
-    def make(seed: int) -> tuple[nn.Module, Any]:
+    def make(seed: int):
         net = normed(seed)
         inner = AdamW(net.parameters(), lr=0.01)
         return net, method(inner, module=net, **options)
@@ -317,7 +316,7 @@ def test_batch_norm_s_statistics_are_averaged_with_the_weights(ranks_of, method)
         torch.testing.assert_close(replica, state_of(nets[0]), rtol=1e-6, atol=1e-9)
 
 
-def train_and_count(**options: Any) -> tuple[list[Tensor], int]:
+def train_and_count(**options):
     with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")
         return train_normed(DiLoCo, **options), len(notices)

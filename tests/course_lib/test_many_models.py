@@ -1,13 +1,13 @@
 """Models side by side against each of them alone, as a module of PyTorch."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from course_lib.data import digits
 from course_lib.many_models import classifiers, gradients, losses, scores
 
 
-def module_of(w: Tensor) -> nn.Sequential:
+def module_of(w) -> nn.Sequential:
     """Return the model with the weights `w` of one row."""
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     first, bias, last, end = w.split([64 * 32, 32, 320, 10])

@@ -6,7 +6,7 @@ The oracle is one process that computes with all rows: PyTorch's own clipping an
 import copy
 import io
 import math
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -36,22 +36,19 @@ from course_lib.tensor_parallel import ColumnParallelLinear, ParallelMLP
 from tests.helpers.meshes import KINDS as MESHES
 from tests.helpers.meshes import Case, in_and_out, whole_model
 from tests.helpers.meshes import batches as token_batches
-from tests.helpers.zero_scenarios import Awkward, batches, groups_of, own
+from tests.helpers.zero_scenarios import Awkward, batches, own
 
 KINDS = ["averaged", "local", "sharded", "fsdp"]
 
 
-def wrap(kind: str, net: nn.Module, groups: bool = False) -> tuple[nn.Module, Any, Any]:
-    """Return (what to call, its optimizer, the object that clips)."""
-    sgd = {"lr": 0.1, "momentum": 0.9}
+def wrap(kind: str, net: nn.Module):
+    """Return what to call, and its optimizer."""
     if kind == "fsdp":
         wrapped = FullyShardedDataParallel(net)
-        return wrapped, torch.optim.SGD(groups_of(wrapped, groups), **sgd), wrapped
+        return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1)
     called = DistributedDataParallel(net) if kind == "averaged" else net
-    params = groups_of(net, groups)
-    mode: Any = kind
-    optimizer = ShardedOptimizer(params, torch.optim.SGD, gradients=mode, bucket_cap_mb=3e-4, **sgd)
-    return called, optimizer, optimizer
+    options = {"gradients": kind, "bucket_cap_mb": 3e-4, "lr": 0.1}
+    return called, ShardedOptimizer(net.parameters(), torch.optim.SGD, **options)
 
 
 def state_of(called: nn.Module, net: nn.Module) -> dict[str, Tensor]:
@@ -60,49 +57,9 @@ def state_of(called: nn.Module, net: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in net.state_dict().items()}
 
 
-def clipped_steps(kind: str, norm_type: float, groups: bool) -> Any:
-    net = Awkward()
-    called, optimizer, clipper = wrap(kind, net, groups)
-    norms = []
-    for batch in batches():
-        optimizer.zero_grad()
-        x, y = own(batch)
-        (50 * mse_loss(called(x), y)).backward()
-        per_parameter = clipper.gradient_norms(norm_type)
-        norms.append((clipper.clip_grad_norm_(1.0, norm_type), per_parameter))
-        optimizer.step()
-    return state_of(called, net), norms
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_clipping_is_that_of_one_process(ranks_of, k, kind):
-    for norm_type, groups in ((2.0, True), (math.inf, False), (1.0, False)):
-        net = Awkward()
-        optimizer = torch.optim.SGD(groups_of(net, groups), lr=0.1, momentum=0.9)
-        expected = []
-        for x, y in batches():
-            optimizer.zero_grad()
-            (50 * mse_loss(net(x), y)).backward()
-            per_parameter = [
-                torch.zeros(()) if p.grad is None else p.grad.norm(norm_type)
-                for p in net.parameters()
-            ]
-            expected.append((clip_of_torch(net.parameters(), 1.0, norm_type), per_parameter))
-            optimizer.step()
-        assert expected[0][0] > 2
-        for state, norms in ranks_of("simulated", k).run(clipped_steps, kind, norm_type, groups):
-            for (total, per_parameter), (right, rights) in zip(norms, expected, strict=True):
-                torch.testing.assert_close(total, right)
-                torch.testing.assert_close(
-                    per_parameter, torch.stack(rights).to(per_parameter.dtype)
-                )
-            torch.testing.assert_close(state, dict(net.state_dict()), rtol=1e-9, atol=1e-11)
-
-
 def clamped_step(kind: str) -> dict[str, Tensor]:
     net = Awkward()
-    called, optimizer, _ = wrap(kind, net)
+    called, optimizer = wrap(kind, net)
     x, y = own(batches()[0])
     (50 * mse_loss(called(x), y)).backward()
     params = called.parameters() if kind == "fsdp" else optimizer.averaged_parameters()
@@ -127,7 +84,7 @@ def test_values_are_clipped_after_they_are_averaged(ranks_of, kind):
 def test_own_gradients_are_not_clamped_before_they_are_averaged(ranks_of, kind):
     def clamp(foreach: bool) -> None:
         net = Awkward()
-        _, optimizer, _ = wrap(kind, net)
+        _, optimizer = wrap(kind, net)
         net(batches()[0][0]).sum().backward()
         assert optimizer.gradients == kind  # it is there as long as its hooks are to act
         clip_grad_value_(net.parameters(), 0.3, foreach=foreach)
@@ -140,7 +97,7 @@ def test_own_gradients_are_not_clamped_before_they_are_averaged(ranks_of, kind):
 def test_clearing_gradients_of_the_module_clears_the_pieces(ranks_of):
     def twice(kind: str) -> Tensor:
         net = Awkward()
-        _, optimizer, _ = wrap(kind, net)
+        _, optimizer = wrap(kind, net)
         for _ in range(2):
             net.zero_grad()
             net(own(batches()[0])[0]).square().mean().backward()
@@ -157,7 +114,7 @@ def test_clearing_gradients_of_the_module_clears_the_pieces(ranks_of):
 def test_a_backward_between_clipping_and_step_is_an_error(ranks_of):
     def backward_after_clipping() -> None:
         net = Awkward()
-        _, optimizer, _ = wrap("local", net)
+        _, optimizer = wrap("local", net)
         for _ in range(2):
             net(batches()[0][0]).sum().backward()
             optimizer.clip_grad_norm_(1.0)
@@ -188,7 +145,7 @@ def test_gradients_with_a_graph_are_an_error(ranks_of, k, kind):
 
     def penalised(through_grad: bool) -> list[Tensor]:
         net = Awkward()
-        called, optimizer, _ = (net, None, None) if kind == "flat" else wrap(kind, net)
+        called, optimizer = (net, None) if kind == "flat" else wrap(kind, net)
         x, y = own(batches()[0])
         loss = mse_loss(called(x), y)
         loss.backward(create_graph=through_grad)
@@ -217,8 +174,8 @@ def test_a_weight_read_outside_its_forward_is_named(ranks_of, k):
 
 @pytest.mark.parametrize("kind", ["fsdp", "tensor"])
 def test_parts_are_copied_saved_and_shown_as_parameters(ranks_of, kind):
-    def handled() -> list[Any]:
-        net: Any = FullyShardedDataParallel(Awkward()) if kind == "fsdp" else ParallelMLP(4, 6)
+    def handled():
+        net = FullyShardedDataParallel(Awkward()) if kind == "fsdp" else ParallelMLP(4, 6)
         params = list(net.parameters())
         copies, again = copy.deepcopy(params), io.BytesIO()
         assert all(isinstance(param, nn.Parameter) for param in [*params, *copies])
@@ -242,7 +199,7 @@ def test_a_moment_of_a_piece_is_a_piece(ranks_of):
 
     class Normalised(torch.optim.Optimizer):
         @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure=None) -> None:
             for param in self.param_groups[0]["params"]:
                 moment = self.state[param].setdefault("moment", torch.zeros_like(param))
                 moment.mul_(0.9).add_(param.grad)
@@ -252,7 +209,7 @@ def test_a_moment_of_a_piece_is_a_piece(ranks_of):
         net = nn.Linear(3, 3)
         if kind == "fsdp":
             called: nn.Module = FullyShardedDataParallel(net)
-            optimizer: Any = Normalised(called.parameters(), {})
+            optimizer = Normalised(called.parameters(), {})
         else:
             called = net
             optimizer = ShardedOptimizer(net.parameters(), Normalised, gradients=kind, defaults={})
@@ -275,11 +232,11 @@ CASE = Case("experts")
 class Lamb(torch.optim.Optimizer):
     """The step of each whole tensor is a hundredth as long as its weights."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params) -> None:
         super().__init__(params, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure=None) -> None:
         for param in (param for group in self.param_groups for param in group["params"]):
             if param.grad is not None:
                 step = param.grad.clone()
@@ -294,7 +251,7 @@ class Trained:
         axes = [kind if kind in AXES else "data" for kind in self.kinds]
         self.mesh = None if wrapper == "alone" else make_mesh(**dict.fromkeys(axes, 2))
         group = self.mesh and self.mesh["data"]
-        self.model: Any = net
+        self.model = net
         self.zero = next((kind for kind in self.kinds if kind in ZERO), None)
         if "tensor" in self.kinds:
             divide_tensors(net, self.mesh["tensor"])
@@ -313,7 +270,7 @@ class Trained:
         params = self.model.parameters()
         if self.zero:
             options = {"gradients": self.zero, "group": self.mesh["data"], **options}
-            self.optimizer: Any = ShardedOptimizer(params, make, **options)
+            self.optimizer = ShardedOptimizer(params, make, **options)
         else:
             self.optimizer = make(params, **options)
         apart = self.kinds[-1] in AXES or (self.zero == "averaged" and len(self.kinds) > 1)
@@ -322,7 +279,7 @@ class Trained:
     def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         return self.scale * next_word_loss(scores, targets)
 
-    def backward(self, step: int = 0, penalty: Any = lambda _: 0.0) -> None:
+    def backward(self, step: int = 0, penalty=lambda _: 0.0) -> None:
         rows = token_batches(MESHES[CASE.kind])[step]
         x, y = in_and_out(rows if self.mesh is None else batch_of(rows, self.mesh))
         if "pipeline" in self.kinds:
@@ -334,20 +291,20 @@ class Trained:
             added.backward()
         self.sync(self.model, self.mesh)
 
-    def named(self, values: Any) -> dict[str, Tensor]:
+    def named(self, values) -> dict[str, Tensor]:
         names = [name.replace("module.", "") for name, _ in self.model.named_parameters()]
         names = [n.split(".", 2)[2] if n.startswith("stages.") else n for n in names]
         return dict(zip(names, values, strict=True))
 
 
-def clipped(trained: Trained, clip: Any) -> Any:
+def clipped(trained: Trained, clip, norm_type: float = 2.0):
     trained.backward()
     clip = clip if trained.mesh else clip_of_torch
-    total = clip(trained.model.parameters(), 0.05)
-    return {"before": total, "after": clip(trained.model.parameters(), 1e9)}
+    totals = [clip(trained.model.parameters(), limit, norm_type) for limit in (0.05, 1e9)]
+    return dict(zip(("before", "after"), totals, strict=True))
 
 
-def read(trained: Trained, situation: str) -> Any:
+def read(trained: Trained, situation: str):
     penalty = lambda params: 0.1 * sum(param.norm() for param in params)
     trained.backward(0, **({"penalty": penalty} if situation == "lasso" else {}))
     params = list(trained.model.parameters())
@@ -369,7 +326,7 @@ def read(trained: Trained, situation: str) -> Any:
     return trained.named(gradient_norms(params))
 
 
-def scaled(trained: Trained) -> Any:
+def scaled(trained: Trained):
     """Whether the weights moved, and the scale, if one rank overflows in three steps of six."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     history = []
@@ -401,7 +358,7 @@ def scaled(trained: Trained) -> Any:
     return {"scales and moves": torch.tensor(history)}
 
 
-SITUATIONS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
+SITUATIONS = {
     # situation: (function, its arguments, the wrappers that must raise)
     "torch's clip_grad_norm_": (
         clipped,
@@ -410,10 +367,12 @@ SITUATIONS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     ),
     "torch's, one by one": (
         clipped,
-        (lambda params, limit: clip_of_torch(params, limit, foreach=False),),
+        (partial(clip_of_torch, foreach=False),),
         "local sharded FSDP tensor pipeline expert",
     ),
     "our clip_grad_norm_": (clipped, (clip_grad_norm_,), ""),
+    "ours, by the largest": (clipped, (clip_grad_norm_, math.inf), ""),
+    "ours, by the sum": (clipped, (clip_grad_norm_, 1.0), ""),
     "GradScaler": (scaled, (), ""),
     "p.norm()": (read, ("weights",), "FSDP tensor"),
     "p.grad.norm()": (read, ("gradients",), "local sharded FSDP tensor"),

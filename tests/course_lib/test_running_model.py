@@ -1,26 +1,29 @@
 """The running model: all exact ways train alike, and send what their formulas say."""
 
+import functools
 import sys
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.optim import AdamW
 
 from course_lib.mesh import transformer
 from course_lib.ranks import Ranks
-from course_lib.running_model import ROWS, SHAPE, WAYS, WORLD_SIZE, Row, batches, measure, new_model
+from course_lib.running_model import ROWS, SHAPE, WAYS, WORLD_SIZE, batches, measure, new_model
+from course_lib.running_model.one_bit_adam import OneBitAdam
 from course_lib.running_model.steps import RATES, SEEDS, TUNING_SEEDS, tries, tuned_rate
 from course_lib.running_model.training import RATE, train_one_way
+from course_lib.running_model.ways import one_peer
 from tests.helpers import ROOT
 
 PARAMETERS = sum(param.numel() for param in transformer(SHAPE).parameters())
 EXACT = [name for name, way in WAYS.items() if way.like]
 
 
-@pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
-    in_time = ["one rank", "local SGD", "DiLoCo", "server"]
-    return {way: measure(way) for way in WAYS if way not in in_time}
+row_of = functools.cache(measure)
 
 
 def losses_of_one_process(steps: int) -> list[float]:
@@ -45,13 +48,13 @@ def test_exact_ways_have_the_losses_of_one_process(way):
     torch.testing.assert_close(mean, torch.tensor(losses_of_one_process(3)), rtol=1e-5, atol=0)
 
 
-def test_eight_bits_are_near(rows):
+def test_eight_bits_are_near():
     exact = losses_of_one_process(3)[-1]
-    assert rows["8 bits"].loss != exact
-    assert rows["8 bits"].loss == pytest.approx(exact, rel=0.05)
+    assert row_of("8 bits").loss != exact
+    assert row_of("8 bits").loss == pytest.approx(exact, rel=0.05)
 
 
-def test_bytes_are_those_of_the_formulas(rows):
+def test_bytes_are_those_of_the_formulas():
     one_way = (WORLD_SIZE - 1) / WORLD_SIZE * 4 * PARAMETERS  # half of a ring all-reduce
     activation = 4 * ROWS * SHAPE.length * SHAPE.width
     expected = {
@@ -59,7 +62,10 @@ def test_bytes_are_those_of_the_formulas(rows):
         "flat": 2 * one_way,
         "overlap": 2 * one_way,
         "8 bits": 2 * one_way / 4,
+        "1-bit Adam": 2 * one_way / 32,
+        "one average": 0,
         "gossip": 2 * 4 * PARAMETERS,
+        "gossip, one peer": 4 * PARAMETERS,
         "server, waits": WORLD_SIZE * 4 * PARAMETERS,
         "ZeRO-1": 2 * one_way,
         "ZeRO-2": 2 * one_way,
@@ -69,16 +75,59 @@ def test_bytes_are_those_of_the_formulas(rows):
         "pipeline 4": 2 * activation,
     }
     for way, sent in expected.items():
-        assert rows[way].sent == pytest.approx(sent, rel=0.02), way
+        assert row_of(way).sent == pytest.approx(sent, rel=0.02), way
 
 
-def test_memory_is_that_of_the_parts(rows):
-    whole = rows["flat"]
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+def test_one_peer_at_a_time_ends_in_the_exact_mean(k):
+    mixing = one_peer(k)
+    product = torch.linalg.multi_dot([torch.eye(k).double(), *(mixing(step) for step in range(3))])
+    assert (mixing(5) > 0).sum(1).max() <= 2
+    torch.testing.assert_close(product, torch.full((k, k), 1 / k, dtype=torch.float64))
+
+
+def of_rank(rank: int, step: int) -> Tensor:
+    return torch.randn(7, generator=torch.Generator().manual_seed(100 * rank + step))
+
+
+def one_bit(x: Tensor, k: int) -> Tensor:
+    return torch.cat([s.abs().mean() * torch.where(s < 0, -1.0, 1.0) for s in x.tensor_split(k)])
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_one_bit_adam_takes_the_steps_of_its_formulas(k):
+    def on_rank():
+        w = torch.ones(7, requires_grad=True)
+        optimizer = OneBitAdam(AdamW([w], 0.1, betas=(0.8, 0.9)), exact_steps=2)
+        for step in range(5):
+            w.grad = of_rank(dist.get_rank(), step)
+            optimizer.step()
+        return w.detach()
+
+    w, m, v, unsent = torch.ones(7), torch.zeros(7), torch.zeros(7), torch.zeros(k + 1, 7)
+    for step in range(5):
+        gradients = torch.stack([of_rank(rank, step) for rank in range(k)])
+        if step < 2:
+            m, v = 0.8 * m + 0.2 * gradients.mean(0), 0.9 * v + 0.1 * gradients.mean(0) ** 2
+        else:
+            owed = 0.8 * m + 0.2 * gradients + unsent[:k]
+            sent = torch.stack([one_bit(row, k) for row in owed])
+            total = sent.sum(0) + unsent[k]
+            unsent = torch.cat([owed - sent, (total - one_bit(total, k))[None]])
+            m = one_bit(total, k) / k
+        size = (v / (1 - 0.9 ** min(step + 1, 2))).sqrt() + 1e-8
+        w = (1 - 0.1 * 0.01) * w - 0.1 * m / (1 - 0.8 ** (step + 1)) / size
+    for trained in Ranks(k, on="simulated").run(on_rank):
+        torch.testing.assert_close(trained, w)
+
+
+def test_memory_is_that_of_the_parts():
+    whole = row_of("flat")
     assert whole.state == 16 * PARAMETERS
-    assert rows["ZeRO-3"].state == pytest.approx(whole.state / WORLD_SIZE)
-    assert rows["ZeRO-3"].saved == whole.saved
-    assert whole.state / WORLD_SIZE < rows["tensor 4"].state < whole.state
-    assert rows["pipeline 4"].state < whole.state / 2
+    assert row_of("ZeRO-3").state == pytest.approx(whole.state / WORLD_SIZE)
+    assert row_of("ZeRO-3").saved == whole.saved
+    assert whole.state / WORLD_SIZE < row_of("tensor 4").state < whole.state
+    assert row_of("pipeline 4").state < whole.state / 2
 
 
 def test_a_function_is_measured_as_a_way_is():

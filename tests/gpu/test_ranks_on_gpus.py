@@ -4,15 +4,12 @@
 line of them is untried.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.collectives import (
@@ -35,14 +32,14 @@ K = (2, 4) if EMULATED else (1, 2, 4)
 
 
 @pytest.fixture(scope="module", params=K, ids=lambda k: f"K={k}")
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def ranks(request: pytest.FixtureRequest):
     with Ranks(request.param, on=ON, timeout=60) as ranks:
         if EMULATED:
             ranks.run(emulate)
         yield ranks
 
 
-def own_values(*shape: int) -> Tensor:
+def own_values(*shape: int):
     generator = torch.Generator().manual_seed(dist.get_rank())
     return torch.randn(*shape, generator=generator).to(DEVICE)
 
@@ -64,7 +61,7 @@ ALGORITHMS = [central_all_reduce, tree_all_reduce, ring_all_reduce, halving_doub
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda f: f.__name__)
 def test_all_reduces_by_hand_equal_the_library(ranks: Ranks, algorithm: object) -> None:
-    def both(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def both(length: int, dtype: torch.dtype):
         ours = own_values(length).to(dtype)
         expected = ours.clone()
         algorithm(ours)
@@ -80,7 +77,7 @@ def test_all_reduces_by_hand_equal_the_library(ranks: Ranks, algorithm: object) 
 
 @pytest.mark.parametrize("sync", [sync_per_parameter, sync_flat, sync_bucketed])
 def test_gradients_are_averaged(ranks: Ranks, sync: object) -> None:
-    def gradients() -> list[Tensor]:
+    def gradients():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3)).to(DEVICE)
         model(own_values(4, 8)).square().sum().backward()
@@ -95,7 +92,7 @@ def test_gradients_are_averaged(ranks: Ranks, sync: object) -> None:
         assert all(difference.abs().max() <= 1e-5 for difference in differences)
 
 
-def train(ddp: type, dtype: torch.dtype) -> list[Tensor]:
+def train(ddp: type, dtype: torch.dtype):
     torch.manual_seed(0)
     layers = [nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10)]
     wrapped = ddp(nn.Sequential(*layers).to(DEVICE), bucket_cap_mb=0.01)

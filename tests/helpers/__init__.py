@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
+# The checkout.
 ROOT = Path(__file__).parents[2]
-"""The checkout."""

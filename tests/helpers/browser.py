@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -11,9 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import websocket  # comes with JupyterLab's server
@@ -44,15 +41,15 @@ class Browser:
         attach = {"targetId": target, "flatten": True}
         self._session = self._ask("Target.attachToTarget", attach)["sessionId"]
 
-    def _until(self, is_so: Any, seconds: float) -> None:
+    def _until(self, is_so, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not is_so():
             assert time.monotonic() < deadline and self._process.poll() is None, "no browser"
             time.sleep(0.1)
 
-    def _ask(self, method: str, parameters: dict[str, Any], session: str = "") -> Any:
+    def _ask(self, method: str, parameters, session: str = ""):
         self._number += 1
-        asked: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        asked = {"id": self._number, "method": method, "params": parameters}
         self._socket.send(json.dumps(asked | ({"sessionId": session} if session else {})))
         while True:
             answer = json.loads(self._socket.recv())
@@ -68,14 +65,14 @@ class Browser:
     def open(self, url: str) -> None:
         self._ask("Page.navigate", {"url": url}, self._session)
 
-    def run(self, script: str) -> Any:
+    def run(self, script: str):
         """Return the value of a JavaScript expression; a promise is waited for."""
         asked = {"expression": script, "awaitPromise": True, "returnByValue": True}
         answer = self._ask("Runtime.evaluate", asked, self._session)
         assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
 
-    def wait_for(self, script: str, seconds: float = 120) -> Any:
+    def wait_for(self, script: str, seconds: float = 120):
         """Return the value of an expression once it is true; a page that loads has no body."""
         deadline = time.monotonic() + seconds
         while True:
@@ -87,10 +84,6 @@ class Browser:
                 why = f": {error}"
             assert time.monotonic() < deadline, f"not so after {seconds:g} s: {script}{why}"
             time.sleep(0.2)
-
-    def screenshot(self, path: Path) -> None:
-        data = self._ask("Page.captureScreenshot", {"format": "png"}, self._session)["data"]
-        path.write_bytes(base64.b64decode(data))
 
     def __enter__(self) -> Browser:
         return self
@@ -107,7 +100,7 @@ class Browser:
 
 
 @contextlib.contextmanager
-def jupyterlab(command: list[str], folder: Path, home: Path, **settings: str) -> Iterator[str]:
+def jupyterlab(command: list[str], folder: Path, home: Path, **settings: str):
     """Run a command that becomes or starts JupyterLab, at home in `home`; return its address."""
     runtime = home / "runtime"
     process = subprocess.Popen(

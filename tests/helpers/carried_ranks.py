@@ -1,14 +1,10 @@
 """Ranks that are processes, on the grader's network: `run` and `trace` as those of `Ranks`."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from autograder.course import Settings
 from autograder.examination._channel import Channel
@@ -20,7 +16,6 @@ from course_lib.ranks.calls import per_rank
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.for_graders import lone_rank
-from course_lib.ranks.ranks import Ranks
 from course_lib.ranks.trace.trace import Trace
 from course_lib.ranks.wire import encode, receive, send
 
@@ -28,10 +23,10 @@ from course_lib.ranks.wire import encode, receive, send
 class Carrying(threading.Thread):
     """A thread that carries the messages of a run; `error` is the run's error."""
 
-    def __init__(self, ends: Sequence[socket.socket], network: Network) -> None:
+    def __init__(self, ends, network: Network) -> None:
         super().__init__(daemon=True)
 
-        def tell(rank: int, kind: str, value: Any) -> None:
+        def tell(rank: int, kind: str, value) -> None:
             channels[rank].send(kind, value)
 
         self.fabric = ExaminersFabric(len(ends), network, tell)
@@ -52,7 +47,7 @@ class Carrying(threading.Thread):
                 channel.close()
 
 
-def on_rank(path: str, world_size: int, rank: int, fn: Callable[..., Any], *args: Any) -> Any:
+def on_rank(path: str, world_size: int, rank: int, fn, *args):
     """Call a function as a rank of the grader's network, and tell the grader how it ends."""
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(path)
@@ -60,7 +55,7 @@ def on_rank(path: str, world_size: int, rank: int, fn: Callable[..., Any], *args
         with contextlib.suppress(FabricStopped), lone_rank(FabricClient(channel), rank, world_size):
             send(channel, ("ready", None))
             receive(channel)
-            ending: Any = "output", encode(None)
+            ending = "output", encode(None)
             try:
                 return fn(*args)
             except Exception as error:
@@ -72,13 +67,13 @@ def on_rank(path: str, world_size: int, rank: int, fn: Callable[..., Any], *args
 
 
 class CarriedRanks:
-    def __init__(self, processes: Ranks) -> None:
+    def __init__(self, processes) -> None:
         self._processes = processes
         self._k = processes.world_size
         self.network = Network(20e-6, 10e9)
         self.trace = Trace([], self._k)
 
-    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+    def run(self, fn, *args):
         carrying: list[Carrying] = []
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
             path = str(Path(folder) / "fabric")

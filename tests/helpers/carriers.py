@@ -1,21 +1,18 @@
 """Ranks on everything that can carry what they send: programs must not see which one it is."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 from course_lib.ranks import Ranks
 from tests.helpers.carried_ranks import CarriedRanks
 from tests.helpers.emulated_nccl import emulate
 
+# The fabric in this process, gloo, NCCL's semantics over gloo, the grader's network.
 CARRIERS = ("simulated", "cpu", "nccl", "sockets")
-"""The fabric in this process, gloo, NCCL's semantics over gloo, the grader's network."""
 
 
 @functools.cache
 def _started(carrier: str, k: int, timeout: float) -> Ranks:
-    on: Any = "cpu" if carrier in ("nccl", "sockets") else carrier
+    on = "cpu" if carrier in ("nccl", "sockets") else carrier
     return Ranks(k, on=on, timeout=timeout, metered=carrier != "sockets")
 
 

@@ -1,11 +1,7 @@
 """Names, worlds, lengths and dtypes for tests of collectives by hand, and the sums to expect."""
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
-
-from tests.helpers.rank_values import values
 
 ALL_REDUCES = [
     "central_all_reduce",
@@ -21,6 +17,12 @@ LENGTHS = [0, 1, 3, 5, 64, 101]
 DTYPES = [torch.float64, torch.bfloat16, torch.int64, torch.complex64]
 
 
+def values(rank: int, length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Whole numbers that differ between ranks and positions, with sums that bfloat16 can hold."""
+    generator = torch.Generator().manual_seed(1000 * length + rank)
+    return torch.randint(-15, 16, (length,), generator=generator).to(dtype)
+
+
 def total(members: list[int], length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return sum((values(r, length, dtype) for r in members), torch.zeros(length, dtype=dtype))
 
@@ -30,7 +32,7 @@ def launch(kind: str, n: int, root: int) -> None:
     k, is_root = dist.get_world_size(), dist.get_rank() == root
     x = torch.ones(n)
     pieces = list(x.chunk(k))
-    calls: dict[str, Callable[[], object]] = {
+    calls = {
         "barrier": dist.barrier,
         "broadcast": lambda: dist.broadcast(x, root),
         "reduce": lambda: dist.reduce(x, root),

@@ -1,22 +1,20 @@
 """Every compressor, for tests of their common properties. Each call makes new ones."""
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
-from course_lib.compression import QSGD, Compressor, OneBit, PowerSGD, RandomK, TopK, Uniform8Bit
+from course_lib.compression import QSGD, OneBit, PowerSGD, RandomK, TopK, Uniform8Bit
 from course_lib.compression.payload import Codec
 from course_lib.compression.uniform_8bit import dequantize, quantize
 
 
-def halves(x: Tensor) -> Tensor:
+def halves(x):
     """Return the bytes of a float32 vector, rounded to the nearest."""
     assert x.dtype == torch.float32 and x.dim() == 1
     return quantize(x, torch.full_like(x, 0.5))
 
 
-PLAIN: dict[str, Callable[[], Compressor]] = {
+# Biased: the same every time, or drawn alike on all ranks; contractions.
+PLAIN = {
     "top-k": lambda: TopK(0.01),
     "top-k as bitmap": lambda: TopK(0.3),
     "random-k": lambda: RandomK(0.1),
@@ -25,9 +23,8 @@ PLAIN: dict[str, Callable[[], Compressor]] = {
     "PowerSGD": lambda: PowerSGD(2),
     "codec": lambda: Codec(halves, dequantize),
 }
-"""Biased: the same every time, or drawn alike on all ranks; contractions."""
 
-UNBIASED: dict[str, Callable[[], Compressor]] = {
+UNBIASED = {
     "random-k, scaled": lambda: RandomK(0.25, unbiased=True),
     "uniform, stochastic": lambda: Uniform8Bit(stochastic=True, block=64, seed=1),
     "QSGD, 1 level": lambda: QSGD(1, block=64, seed=1),

@@ -1,7 +1,6 @@
 """The course's folders and further pages; marks to skip tests if a copy lacks instructor/."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +16,12 @@ needs_sources = pytest.mark.skipif(
 )
 
 
-def assignments(folder: Path) -> list[Path]:
+def assignments(folder):
     """Return the folders of the assignments in RELEASED or SOURCES, in order."""
     return sorted({path.parent for path in folder.glob("*/*.ipynb")})
 
 
-def copy_assignment(name: str, root: Path) -> Path:
+def copy_assignment(name: str, root):
     """Copy what a course has of an assignment into a course folder; return the source's copy."""
     target = root / RELEASED.name / name
     shutil.copytree(RELEASED / name, target, ignore=LEFTOVERS, dirs_exist_ok=True)

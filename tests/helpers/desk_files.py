@@ -1,25 +1,22 @@
 """A small course and its desk: files that the tests of the desk write and look at."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
 
 import nbformat
-from nbformat import NotebookNode, v4
+from nbformat import v4
 
 LECTURE = "lectures/01_topic.ipynb"
 CHECKS = "assignments/02_topic/checks.py"
 MODULE = "course_lib/sgd.py"
 
 
-def notebook(*texts: str, link: str = "../course_lib/sgd.py") -> NotebookNode:
+def notebook(*texts: str, link: str = "../course_lib/sgd.py"):
     cells = [v4.new_markdown_cell(f"# Topic\n[module]({link})", id="title")]
     cells += [v4.new_code_cell(text, id=f"code-{i}") for i, text in enumerate(texts)]
     return v4.new_notebook(cells=cells)
 
 
-def ran(nb: NotebookNode) -> NotebookNode:
+def ran(nb):
     """Return the notebook as JupyterLab leaves it after Run All: outputs, metadata, a new cell."""
     nb = copy.deepcopy(nb)
     for count, cell in enumerate((cell for cell in nb.cells if cell.cell_type == "code"), 1):
@@ -30,27 +27,27 @@ def ran(nb: NotebookNode) -> NotebookNode:
     return nb
 
 
-def write(path: Path, content: NotebookNode | str) -> None:
+def write(path, content) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content if isinstance(content, str) else nbformat.writes(content))
 
 
-def sources(path: Path) -> list[str]:
+def sources(path) -> list[str]:
     return [cell.source for cell in nbformat.read(path, as_version=4).cells[1:]]
 
 
-def outputs(path: Path) -> list[str]:
+def outputs(path) -> list[str]:
     cells = nbformat.read(path, as_version=4).cells
     return [out.text for cell in cells for out in cell.get("outputs", [])]
 
 
-def there(desk: Path) -> list[str]:
+def there(desk) -> list[str]:
     """Return the files of the desk, without its records."""
     paths = (path.relative_to(desk) for path in desk.rglob("*") if path.is_file())
     return sorted(str(path) for path in paths if path.parts[0] != ".desk")
 
 
-def state(desk: Path) -> dict[str, tuple[int, bytes]]:
+def state(desk) -> dict[str, tuple[int, bytes]]:
     """Return inode and content of every file: a newly written file gets another inode."""
     return {name: ((desk / name).stat().st_ino, (desk / name).read_bytes()) for name in there(desk)}
 

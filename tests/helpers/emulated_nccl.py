@@ -26,7 +26,6 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -87,12 +86,12 @@ class EmulatedFuture(torch.futures.Future[Any]):
             return self.value()
         return super().wait()
 
-    def then(self, callback: Callable[[Any], Any]) -> EmulatedFuture:
+    def then(self, callback) -> EmulatedFuture:
         child = EmulatedFuture(self._emulation)
         super().then(lambda future: child.fill(callback(future)))
         return child
 
-    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+    def add_done_callback(self, callback) -> None:
         callback(self)
 
 
@@ -107,7 +106,7 @@ class EmulatedWork(dist.Work):
         self._error: Exception | None = None
         self._future = EmulatedFuture(emulation, result)
 
-    def run(self, operation: Callable[[], object]) -> None:
+    def run(self, operation) -> None:
         """Carry it out; on its stream's thread."""
         time.sleep(self._emulation.delay)
         try:
@@ -148,12 +147,10 @@ class Stream:
     """Runs what is put on it, one after the other."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[EmulatedWork, Callable[[], object]]] = (
-            queue.SimpleQueue()
-        )
+        self._queue = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def launch(self, work: EmulatedWork, operation: Callable[[], object]) -> EmulatedWork:
+    def launch(self, work: EmulatedWork, operation) -> EmulatedWork:
         """Put an operation on the stream."""
         self._queue.put((work, operation))
         return work
@@ -191,7 +188,7 @@ class EmulatedNccl(PythonGroup):
         self._batch: list[tuple[str, Any, int]] | None = None
         self.launched: list[EmulatedWork] = []
 
-    def _launch(self, stream: Stream, result: Any, operation: Callable[[], object]) -> EmulatedWork:
+    def _launch(self, stream: Stream, result: Any, operation) -> EmulatedWork:
         work = stream.launch(EmulatedWork(self._emulation, result), operation)
         self.launched.append(work)
         return work
@@ -277,8 +274,8 @@ def emulate(mode: str = "data", delay: float = 0.0) -> None:
         group.connect()
 
 
+# How the next bare group is looked at.
 _bare = Emulation()
-"""How the next bare group is looked at."""
 
 
 def bare_group(mode: str = "data", delay: float = 0.0) -> Any:
@@ -295,7 +292,7 @@ def bare_group(mode: str = "data", delay: float = 0.0) -> Any:
     return c10d.new_group(backend="emulated_nccl")
 
 
-def _batch(one_by_one: Callable[[Any], list[Any]], p2p_op_list: Sequence[Any]) -> list[Any]:
+def _batch(one_by_one, p2p_op_list) -> list[Any]:
     group = p2p_op_list[0].group
     if not isinstance(group, EmulatedNccl):
         return one_by_one(p2p_op_list)

@@ -1,15 +1,12 @@
 """A submission that attacks its readers: in text, code, output, names and attachments."""
 
-from __future__ import annotations
-
 import base64
 import copy
 
 import nbformat
-from nbformat import NotebookNode
 
+# The mark that every payload sets on the page's root element, if it runs.
 MARK = "data-attacked"
-"""The mark that every payload sets on the page's root element, if it runs."""
 
 
 def payloads(beacon: str) -> list[str]:
@@ -56,7 +53,7 @@ def markdown(beacon: str) -> str:
     return "My answer, 中文, reads **well**.\n\n" + "\n\n".join([*links, *payloads(beacon)])
 
 
-def hostile(released: NotebookNode, beacon: str) -> NotebookNode:
+def hostile(released, beacon: str):
     """Return the released notebook with attacks in all parts that a student may write."""
     html = "\n".join(payloads(beacon))
     shows = (
@@ -72,7 +69,7 @@ def hostile(released: NotebookNode, beacon: str) -> NotebookNode:
         "Shown()\n"
     )
     huge = "for i in range(20_000): print('x' * 500)\nraise ValueError(html)\n"
-    notebook: NotebookNode = copy.deepcopy(released)
+    notebook = copy.deepcopy(released)
     for cell in notebook.cells:
         role = cell.metadata.get("nbgrader", {})
         if cell.cell_type == "markdown" and role.get("solution"):

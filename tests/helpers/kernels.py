@@ -1,7 +1,6 @@
 """A real Jupyter kernel for tests: run cells, interrupt them, kill it."""
 
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +75,7 @@ class Kernel:
 
 
 @contextmanager
-def kernel(**options: Any) -> Iterator[Kernel]:
+def kernel(**options: Any):
     """Start a kernel; end it on leaving, if it still runs. `options` are `start_kernel`'s."""
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(**options)

@@ -1,23 +1,19 @@
-"""How long each lecture is, in cells, words and minutes: ``python -m tests.helpers.lecture_size``.
+"""How long a lecture is, in cells, words and minutes.
 
 Minutes are derived: 130 words and 15 lines of code a minute, 2 minutes for a question with
 options, 5 for a puzzle, 1 for a prediction in italics. What nobody reads in one go is not counted:
 assumptions, exercises, references.
 """
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
 
-from tests.helpers import ROOT
 from tests.helpers.notebook_rules import without_code
 
+# What a core lecture should have at most.
 CELLS, WORDS = 60, 2500
-"""What a core lecture should have at most."""
 _NOT_READ = ("What we assumed", "Exercises", "Where next", "References", "Card")
 _STATED = re.compile(r"\*\*Time:\*\* (?:about )?(\d+) minutes")
 
@@ -33,7 +29,7 @@ class Size(NamedTuple):
     puzzles: int
 
 
-def size_of(path: Path) -> Size:
+def size_of(path) -> Size:
     """Return how long a notebook is."""
     words = lines = guesses = puzzles = predictions = 0
     read, cells = True, nbformat.read(path, as_version=4).cells
@@ -55,17 +51,3 @@ def size_of(path: Path) -> Size:
     return Size(
         len(cells), words, round(minutes), int(stated[1]) if stated else 0, guesses, puzzles
     )
-
-
-def main() -> None:
-    """Print the table of all lectures."""
-    print(f"{'':40}{'cells':>7}{'words':>7}{'minutes':>9}{'stated':>8}{'guess':>7}{'puzzle':>8}")
-    folder = ROOT / "lectures"
-    for path in [*sorted(folder.glob("*.ipynb")), *sorted(folder.glob("further/*.ipynb"))]:
-        cells, words, minutes, stated, guesses, puzzles = size_of(path)
-        name = str(path.relative_to(folder).with_suffix(""))
-        print(f"{name:40}{cells:7}{words:7}{minutes:9}{stated:8}{guesses:7}{puzzles:8}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,9 @@
 """A transformer that nothing divides, trained on a mesh and in one process."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from course_lib.mesh import (
     Shape,
@@ -20,14 +19,14 @@ from course_lib.parts import clip_grad_norm_
 from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
 
 STEPS, BATCH = 5, 48
+# Four layers. Nothing divides heads, experts or hidden units, and three ranks not the layers.
 DENSE = Shape(words=11, length=5, width=10, heads=5, hidden=13, layers=2)
-"""Four layers. Nothing divides heads, experts or hidden units, and three ranks not the layers."""
 KINDS = {
     "dense": DENSE,
     "experts": DENSE._replace(experts=5, top_k=2),
     "frozen": DENSE._replace(experts=5),
 }
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.3, momentum=0.9),
     "adam": lambda params: torch.optim.AdamW(params, lr=0.01),
 }
@@ -39,8 +38,8 @@ class Case(NamedTuple):
     kind: str = "dense"
     optimizer: str = "sgd"
     micro_batches: int = 2
+    # Backwards before a step, each of other rows, and after each the gradients are averaged.
     passes: int = 1
-    """Backwards before a step, each of other rows, and after each the gradients are averaged."""
     clip: float = 1e9
 
 
@@ -56,7 +55,7 @@ def whole_model(case: Case) -> nn.Sequential:
     return model.double()
 
 
-def batches(shape: Shape) -> list[Tensor]:
+def batches(shape: Shape):
     generator = torch.Generator().manual_seed(1)
     return [
         torch.randint(shape.words, (BATCH, shape.length + 1), generator=generator)
@@ -64,7 +63,7 @@ def batches(shape: Shape) -> list[Tensor]:
     ]
 
 
-def in_and_out(rows: Tensor) -> tuple[Tensor, Tensor]:
+def in_and_out(rows):
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 

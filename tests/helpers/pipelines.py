@@ -1,16 +1,10 @@
 """Models, schedules and one process's training, for tests of pipelines."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from course_lib.pipeline_parallel import (
-    Schedule,
-    gpipe,
-    interleaved,
-    one_forward_one_backward,
-    zero_bubble,
-)
+from course_lib.pipeline_parallel import gpipe, interleaved, one_forward_one_backward, zero_bubble
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_2"]
 MODELS = ["plain", "single", "frozen_first", "frozen_middle"]
@@ -18,7 +12,7 @@ BATCH = 12
 WIDTH = 5
 
 
-def schedule(name: str, world_size: int, micro_batches: int) -> Schedule:
+def schedule(name: str, world_size: int, micro_batches: int):
     if name == "gpipe":
         return gpipe(world_size, micro_batches)
     if name == "1f1b":
@@ -37,7 +31,7 @@ class Block(nn.Module):
         self.up = nn.Linear(WIDTH, 7)
         self.down = nn.Linear(7, WIDTH, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + self.down(torch.tanh(self.up(self.norm(x))))
 
 
@@ -55,7 +49,7 @@ def model(kind: str = "plain") -> nn.Sequential:
     return layers if kind == "single" else layers.double()
 
 
-def batch(step: int, kind: str = "plain") -> tuple[Tensor, Tensor]:
+def batch(step: int, kind: str = "plain"):
     generator = torch.Generator().manual_seed(step)
     x, y = torch.randn(BATCH, 4, generator=generator), torch.randn(BATCH, 2, generator=generator)
     return (x, y) if kind == "single" else (x.double(), y.double())
@@ -65,7 +59,7 @@ def optimizer_of(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
-def train_alone(kind: str, steps: int) -> tuple[dict[str, Tensor], list[float]]:
+def train_alone(kind: str, steps: int):
     """Return the weights, by name, and the losses of one process with whole batches."""
     net = model(kind)
     optimizer = optimizer_of(list(net.parameters()))

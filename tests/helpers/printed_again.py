@@ -5,37 +5,27 @@ Seconds that a cell takes on this machine differ from run to run. Such a cell ca
 print the same words, and the same numbers but for rounding.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shutil
-from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from nbformat import NotebookNode
 
 from tests.helpers import ROOT
-from tests.helpers.notebook_rules import (
-    LECTURE,
-    answers_are_out_of_sight,
-    links_lead_somewhere,
-    outputs_of,
-    problems,
-)
+from tests.helpers import notebook_rules as rules
 
+# The tag of a cell whose output depends on the machine.
 MEASURED = "measured"
-"""The tag of a cell whose output depends on the machine."""
+# Sums in another order, by another processor or another PyTorch, stay within this.
 RELATIVE = 0.01
-"""Sums in another order, by another processor or another PyTorch, stay within this."""
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+# Numbers this small are rounding errors: only that they are small is compared.
 ROUNDING = 1e-6
-"""Numbers this small are rounding errors: only that they are small is compared."""
 SECONDS_PER_CELL = 300
 
 
-def executed_again(path: Path, folder: Path) -> list[str]:
+def executed_again(path, folder) -> list[str]:
     """Return what is wrong with a lecture that is executed now.
 
     Args:
@@ -52,15 +42,15 @@ def executed_again(path: Path, folder: Path) -> list[str]:
     nbformat.write(nb, copy)
     # Links are relative to the repository, which was not copied.
     # And a lecture that has just been run shows its answers.
-    left_out = (links_lead_somewhere, answers_are_out_of_sight)
-    rules = [rule for rule in LECTURE if rule not in left_out]
-    return [*differences(nbformat.read(path, as_version=4), nb), *problems(copy, rules)]
+    left_out = (rules.links_lead_somewhere, rules.answers_are_out_of_sight)
+    applied = [rule for rule in rules.LECTURE if rule not in left_out]
+    return [*differences(nbformat.read(path, as_version=4), nb), *rules.problems(copy, applied)]
 
 
-def text_of(cell: NotebookNode) -> str:
+def text_of(cell) -> str:
     """Return the text of all outputs of a cell; a figure's is its alternative text."""
     parts = []
-    for output in outputs_of(cell):
+    for output in rules.outputs_of(cell):
         if output.output_type == "stream":
             parts.append(output.text)
         elif output.output_type in ("execute_result", "display_data"):
@@ -68,7 +58,7 @@ def text_of(cell: NotebookNode) -> str:
     return "".join(parts)
 
 
-def differences(committed: NotebookNode, executed: NotebookNode) -> list[str]:
+def differences(committed, executed) -> list[str]:
     """Return one sentence for each cell that does not print what it printed."""
     now = {cell.id: cell for cell in executed.cells}
     found = []

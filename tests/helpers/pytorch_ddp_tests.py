@@ -14,7 +14,6 @@ import tempfile
 import unittest
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -25,8 +24,8 @@ from course_lib.ddp import DistributedDataParallel
 from course_lib.ranks import Ranks, RanksError
 from tests.helpers import pytorch_source
 
+# The time limit of a test. A few wait for a time-out of their own.
 SECONDS = 180
-"""The time limit of a test. A few wait for a time-out of their own."""
 CLASSES = {"ours": DistributedDataParallel, "pytorch": TorchDDP}
 
 
@@ -58,7 +57,7 @@ def run_one(ddp: str, name: str, directory: str) -> str:
     return "passed"
 
 
-def verdicts(names: list[str], ddp: str = "ours", world_size: int = 2) -> Iterator[tuple[str, str]]:
+def verdicts(names: list[str], ddp: str = "ours", world_size: int = 2):
     """Run the tests; yield name and verdict, which begins with passed, failed or skipped.
 
     `ddp` is a name of `CLASSES`.

@@ -15,7 +15,6 @@ import sys
 import types
 import unittest
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -83,7 +82,7 @@ def tree() -> ast.Module:
 
 
 @functools.cache
-def load(ddp: type) -> Any:
+def load(ddp: type):
     """Return the module of PyTorch's tests, rewritten, with `ddp` as DistributedDataParallel.
 
     It reads WORLD_SIZE from the environment, which must be there.
@@ -97,7 +96,7 @@ def load(ddp: type) -> Any:
     os.environ.setdefault("MASTER_ADDR", "localhost")
     os.environ.setdefault("MASTER_PORT", "0")
     # Without it, PyTorch would take the tests for being run with its command line.
-    module: Any = types.ModuleType("distributed_test_on_cpu")
+    module = types.ModuleType("distributed_test_on_cpu")
     module.__file__ = str(source_path())
     module.DistributedDataParallel = ddp
     sys.modules[module.__name__] = module

@@ -1,7 +1,5 @@
 """The processes of a running sandbox, by their part in it, for tests that end or stop them."""
 
-from __future__ import annotations
-
 import contextlib
 
 import psutil

@@ -1,36 +1,31 @@
 """An assignment's checks, solutions and wrong solutions, read once."""
 
-from __future__ import annotations
-
 import traceback
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import nbformat
 
 from autograder.course import handed_out
 from autograder.passes.examine import masked_from
-from course_lib.checking import Case, Check
 from course_lib.checking.loading import load_checks, load_module
-from course_lib.checking.mutants import Solution, mutants_of
+from course_lib.checking.mutants import mutants_of
 
 
 @cache
-def checks_of(folder: Path) -> dict[str, Check]:
+def checks_of(folder: Path):
     """Return the assignment's checks."""
     return load_checks(handed_out(folder) / "checks.py")
 
 
 @cache
-def hidden_of(folder: Path) -> Any:
+def hidden_of(folder: Path):
     """Return the module of the assignment's hidden cases."""
     return load_module(folder / "hidden.py", handed_out(folder))
 
 
-def hidden_cases(folder: Path, task: str) -> tuple[Case, ...]:
+def hidden_cases(folder: Path, task: str):
     """Return the cases of a task that students do not get: listed ones, and those of a secret."""
     listed = getattr(hidden_of(folder), "HIDDEN", {}).get(task, ())
     return (*listed, *checks_of(folder)[task].hidden("tests"))
@@ -50,7 +45,7 @@ def is_masked(folder: Path, module: str) -> bool:
 
 
 @cache
-def mutants_in(folder: Path) -> list[Solution]:
+def mutants_in(folder: Path):
     """Return the assignment's wrong solutions, and the right ones that differ from ours."""
     return mutants_of(load_module(folder / "mutants.py"))
 
@@ -76,16 +71,16 @@ def readable(folders: list[Path]) -> list[Path]:
     return [folder for folder in folders if not trouble_in(folder)]
 
 
-def code_cells(folder: Path) -> Iterator[Any]:
+def code_cells(folder: Path):
     """Yield the code cells of the assignment's notebook."""
     notebook = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
     return (cell for cell in notebook.cells if cell.cell_type == "code")
 
 
 @cache
-def solution_of(folder: Path, task: str) -> Any:
+def solution_of(folder: Path, task: str):
     """Return the notebook's own solution of a task."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    namespace = {"__name__": "__main__"}
     with matplotlib.rc_context():  # the first cell sets the course's style, for its notebook
         for cell in code_cells(folder):
             role = cell.metadata.get("nbgrader", {})

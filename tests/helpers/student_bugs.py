@@ -4,8 +4,6 @@ They are the same on every kind of ranks: `error` is the class of the exception,
 of the cause that its report must name. `differs` notes a kind of ranks that does not report it.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable
@@ -345,30 +343,6 @@ def unused_parameter() -> None:
         model(torch.ones(2, 4)).sum().backward()
 
 
-@bug("a variable that does not exist", RankError, "raised NameError", "'lr'")
-def missing_variable() -> None:
-    print(lr)  # noqa: F821
-
-
-@bug("a function that does not exist", RankError, "raised AttributeError", "allreduce")
-def unknown_attribute() -> None:
-    dist.allreduce(torch.ones(3))
-
-
-@bug("text and a number printed with +", RankError, "Rank 1 raised TypeError", "concatenate")
-def prints_a_sum() -> None:
-    if dist.get_rank() == 1:
-        print("loss: " + 3.0)
-    dist.barrier()
-
-
-@bug("a tensor on a device that is not there", RankError, "Rank 2 raised", "cuda")
-def wrong_device() -> None:
-    if dist.get_rank() == 2:
-        torch.ones(3).to("cuda:77")
-    dist.barrier()
-
-
 @bug("recursion without an end", RankError, "Rank 0 raised RecursionError")
 def endless_recursion() -> None:
     def again() -> None:
@@ -412,9 +386,9 @@ def returns_a_generator() -> Any:
     return (x for x in range(3))
 
 
+# The bugs of which a watched job of ``torchrun`` is not told; the page says why.
 NOT_UNDER_TORCHRUN = (
     "a loop without an end",
     "a lock in the function",
     "a result that cannot be sent",
 )
-"""The bugs of which a watched job of ``torchrun`` is not told; the page says why."""

@@ -1,7 +1,5 @@
 """A few steps of training with different data on every rank, for models of 8 inputs."""
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -30,7 +28,7 @@ def weights(net: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in full])
 
 
-def average_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average_hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda f: f.value()[0] / dist.get_world_size())
 

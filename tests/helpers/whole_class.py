@@ -9,10 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import psutil
@@ -26,8 +24,8 @@ from course_lib.checking.mutants import mutants_of
 from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment
 
 FILE = f"{ASSIGNMENT}.ipynb"
+# The points of each task. The class's copy of the assignment has no others.
 TASKS = {"shard_bounds": 2.0, "average_gradients": 3.0}
-"""The points of each task. The class's copy of the assignment has no others."""
 DUE = "2030-01-15 12:00:00"
 OBSERVED = "observed.json"
 CONFIG = """
@@ -75,7 +73,7 @@ def once(tmp_path_factory, name, build):
     return folder
 
 
-def leave_little(source: Path, tasks: Collection[str]) -> None:
+def leave_little(source: Path, tasks) -> None:
     """Leave these tasks in an assignment's folder, with a visible and a hidden case each."""
     checks, hidden = handed_out(source) / "checks.py", source / "hidden.py"
     checks.write_text(f"{checks.read_text()}\nTASKS = {list(tasks)}\n{LESS}")
@@ -83,7 +81,7 @@ def leave_little(source: Path, tasks: Collection[str]) -> None:
     if "HIDDEN" in (text := hidden.read_text()):
         hidden.write_text(text + line)
     notebook = nbformat.read(source / FILE, as_version=4)
-    parts: list[list[Any]] = [[]]  # each begins with the heading of a task
+    parts = [[]]  # each begins with the heading of a task
     for cell in notebook.cells:
         if cell.source.startswith("## Task"):
             parts.append([])
@@ -94,7 +92,7 @@ def leave_little(source: Path, tasks: Collection[str]) -> None:
     nbformat.write(notebook, source / FILE)
 
 
-def find_grades(cells: Sequence[Any]) -> set[str]:
+def find_grades(cells) -> set[str]:
     """Return the names of the cells that a program grades."""
     roles = [cell.metadata.get("nbgrader", {}) for cell in cells if cell.cell_type == "code"]
     return {role["grade_id"] for role in roles if role.get("grade")}
@@ -114,7 +112,7 @@ def course_of(root: Path) -> Path:
     return root
 
 
-def notebook_of(root: Path, *mutants: tuple[str, str]) -> Any:
+def notebook_of(root: Path, *mutants: tuple[str, str]):
     """Return the released notebook with the right solutions in it, but for the mutants."""
     source = root / SOURCES.name / ASSIGNMENT
     solutions = {(m.task, m.mistake): m for m in mutants_of(load_module(source / "mutants.py"))}

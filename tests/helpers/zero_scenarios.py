@@ -1,15 +1,12 @@
 """Models for tests of sharded states: hard to cut, with one process to compare."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from course_lib.gradient_sync import sync_flat
 from tests.helpers.ddp_scenarios import batches, own
 
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.01}),
     "adam": (torch.optim.Adam, {"lr": 0.01}),
     "adamw, fused": (torch.optim.AdamW, {"lr": 0.01, "fused": True}),
@@ -33,21 +30,21 @@ class Awkward(nn.Module):
         self.scale = nn.Parameter(torch.tensor(0.7))
         self.to(dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = torch.tanh(self.enter(x))
         x = torch.tanh(self.body(x) + self.frozen(x))
-        out: Tensor = (torch.tanh(self.again(x)) @ self.turned) * self.scale
+        out = (torch.tanh(self.again(x)) @ self.turned) * self.scale
         return out
 
 
-def groups_of(net: nn.Module, groups: bool) -> Any:
+def groups_of(net: nn.Module, groups: bool):
     params = list(net.parameters())
     if not groups:
         return params
     return [{"params": params[:2], "lr": 0.05}, {"params": params[2:], "weight_decay": 0.1}]
 
 
-def one_process(name: str, groups: bool = False, make: Callable[[], nn.Module] = Awkward) -> Any:
+def one_process(name: str, groups: bool = False, make=Awkward):
     """Return the model and optimizer after all steps with whole batches."""
     net = make()
     cls, options = OPTIMIZERS[name]
@@ -60,11 +57,11 @@ def one_process(name: str, groups: bool = False, make: Callable[[], nn.Module] =
     return net, optimizer
 
 
-def weights(net: nn.Module) -> list[Tensor]:
+def weights(net: nn.Module):
     return [param.detach().clone() for param in net.parameters()]
 
 
-def run_steps(net: nn.Module, optimizer: Any, data: Any, average: bool) -> None:
+def run_steps(net: nn.Module, optimizer, data, average: bool = False) -> None:
     for batch in data:
         optimizer.zero_grad()
         x, y = own(batch)
@@ -74,5 +71,5 @@ def run_steps(net: nn.Module, optimizer: Any, data: Any, average: bool) -> None:
         optimizer.step()
 
 
-def assert_equal(tensors: list[Tensor], expected: list[Tensor]) -> None:
+def assert_equal(tensors, expected) -> None:
     torch.testing.assert_close(tensors, expected, rtol=1e-10, atol=1e-12)

@@ -27,33 +27,25 @@ def watch_with(mode: Any) -> None:
 
     Below them, it does not matter that the other modes come and go.
     """
-    depth = torch._C._len_torch_dispatch_stack()
-    if not depth:  # nearly always
-        torch._C._push_on_torch_dispatch_stack(mode)
-    if not depth or torch._C._get_dispatch_stack_at(depth - 1) is mode:
-        return
-    above = []
-    while torch._C._len_torch_dispatch_stack():
-        top = torch._C._pop_torch_dispatch_stack(None)
-        above.append(top)
-        if top is mode:
-            break
-    else:
-        torch._C._push_on_torch_dispatch_stack(mode)
-    for upper_mode in reversed(above):
+    for upper_mode in (mode, *_pop_through(mode)):
         torch._C._push_on_torch_dispatch_stack(upper_mode)
 
 
 def remove_mode(mode: Any) -> None:
     """Remove a dispatch mode from this thread, if it is there."""
-    above = []
+    for upper_mode in _pop_through(mode):
+        torch._C._push_on_torch_dispatch_stack(upper_mode)
+
+
+def _pop_through(mode: Any) -> list[Any]:
+    """Remove a mode and all above it, or all modes; return those above, the lowest first."""
+    above: list[Any] = []
     while torch._C._len_torch_dispatch_stack():
         top = torch._C._pop_torch_dispatch_stack(None)
         if top is mode:
             break
-        above.append(top)
-    for upper_mode in reversed(above):
-        torch._C._push_on_torch_dispatch_stack(upper_mode)
+        above.insert(0, top)
+    return above
 
 
 def backward_id() -> int | None:

@@ -143,9 +143,9 @@ def show_bundle(rank_label: str, bundle: dict[str, Any]) -> None:
 
 def in_notebook() -> bool:
     """Return whether output goes to a Jupyter kernel, which can show more than text."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and hasattr(shell, "kernel")
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if hasattr(ipython, "get_ipython") else None
+    return getattr(shell, "kernel", None) is not None
 
 
 class RankOutput:

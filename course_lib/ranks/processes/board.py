@@ -92,8 +92,6 @@ class Board:
     """
 
     def __init__(self, fd: int, world_size: int) -> None:
-        if not 1 <= world_size <= MAX_BOARD_RANKS:
-            raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size}")
         self.fd = fd
         self.world_size = world_size
         size = ctypes.sizeof(_Part)

@@ -82,8 +82,7 @@ def _waiting(ranks: Sequence[RankView]) -> dict[int, Waiting]:
     all_waiting = {}
     for rank in ranks:
         if rank.state is RankPhase.BLOCKED:
-            in_collective = rank.seq and rank.group != NEW_GROUPS
-            kind = kinds.get(rank.wait, "collective" if in_collective else "new_group")
+            kind = kinds.get(rank.wait, "collective" if rank.seq else "new_group")
             tag = 0 if rank.channel is None else rank.channel.tag
             group = rank.group if rank.channel is None else rank.channel.group
             awaited = waits_for(rank, ranks)
@@ -203,8 +202,6 @@ def board_states(ranks: Sequence[RankView], now: float | None = None) -> list[Ra
         blocked = rank.state in (RankPhase.BLOCKED, RankPhase.LIMITED)
         running = blocked or rank.state is RankPhase.RUNNING
         doing = rank.text if blocked else rank.state.name.lower()
-        if rank.state is RankPhase.STARTING:
-            doing = "starting"
         if rank.state is RankPhase.RUNNING and rank.pending:
             doing = f"running, {counted(rank.pending, 'operation')} not finished"
         rows.append(

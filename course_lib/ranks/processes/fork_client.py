@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from course_lib.ranks import wire
+from course_lib.ranks.output.printer import in_notebook
 from course_lib.ranks.stopping import uninterrupted
 
 _UNREADABLE = "the process that starts the ranks sent an unreadable answer. Run the call again"
@@ -94,7 +95,6 @@ class ForkServer:
         self._came: deque[dict[str, Any]] = deque()
         self._alive: set[int] = set()
         self._exits: dict[int, int] = {}
-        self._loaded: set[str] = set()
         self._pings = 0
         self._spawns = False
         self._owner = os.getpid()
@@ -146,11 +146,8 @@ class ForkServer:
 
     def load(self, names: Iterable[str]) -> None:
         """Have the server import those of these modules that are not loaded, before it forks."""
-        with self._lock, uninterrupted():
-            if new := [name for name in names if name not in self._loaded]:
-                self._loaded.update(new)
-                with suppress(OSError):  # the server has ended; the next `fork` reports it
-                    wire.send(self.socket, {"load": new})
+        with self._lock, uninterrupted(), suppress(OSError):  # the next `fork` reports its end
+            wire.send(self.socket, {"load": list(names)})
 
     def fork(self, function: str, config: dict[str, Any], fds: Sequence[int]) -> int:
         """Fork a child that runs ``module:function`` with `fds` and `config`; return its pid."""
@@ -317,7 +314,7 @@ def shared_server() -> ForkServer:
     """Return this process's fork server; start it on first use, and again if it has ended."""
     server = start_server()
     server.wait_until_ready()
-    server.load(list(_preloaded))
+    server.load(_preloaded)
     return server
 
 
@@ -366,7 +363,7 @@ def _environment() -> dict[str, str]:
         # Otherwise macOS ends a fork that is the first to use an Objective-C class.
         "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
         # On one machine, gloo can use loopback and needs no host name that resolves.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or loopback,
         "PYTHONUNBUFFERED": "1",
         # PyTorch's flight recorder keeps the stack of every operation, and is not used here.
         "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "0"),
@@ -376,8 +373,6 @@ def _environment() -> dict[str, str]:
 
 def start_in_notebook() -> None:
     """Start the fork server, if this is the kernel of a notebook."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if hasattr(ipython, "get_ipython") else None
-    if getattr(shell, "kernel", None) is not None:
+    if in_notebook():
         with suppress(OSError, ForkServerError):  # the first call will report the reason
             start_server()

@@ -174,18 +174,13 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _reap() -> list[tuple[int, int]]:
+    """Return (pid, exit status) of the children that have ended; end what they have started."""
     ended = []
     with suppress(ChildProcessError):
-        if not hasattr(os, "waitid"):  # macOS before Python 3.13
-            while (pid_and_status := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, status = pid_and_status
-                _signal(pid, signal.SIGKILL)
-                ended.append((pid, os.waitstatus_to_exitcode(status)))
-            return ended
-        # WNOWAIT keeps the child a zombie, so that the number of its group is still its own.
-        while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            _signal(child.si_pid, signal.SIGKILL)
-            pid, status = os.waitpid(child.si_pid, 0)
+        while (pid_and_status := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = pid_and_status
+            # No other group has this number yet: numbers are given in turn.
+            _signal(pid, signal.SIGKILL)
             ended.append((pid, os.waitstatus_to_exitcode(status)))
     return ended
 
@@ -275,16 +270,11 @@ def _start_tracker() -> None:
 
     A rank's own tracker would end with the rank, because the rank's process group is killed.
     """
-    before = os.environ.get("PYTHONWARNINGS")
     # Ranks are always killed, so a warning about what they have left would be no news.
-    os.environ["PYTHONWARNINGS"] = "ignore"
-    try:
-        with suppress(OSError):  # if no more processes are allowed, ranks start their own tracker
-            resource_tracker.ensure_running()
-    finally:
-        os.environ.pop("PYTHONWARNINGS")
-        if before is not None:
-            os.environ["PYTHONWARNINGS"] = before
+    sys.warnoptions.append("ignore")
+    with suppress(OSError):  # if no more processes are allowed, ranks start their own tracker
+        resource_tracker.ensure_running()
+    sys.warnoptions.pop()
 
 
 def _load(name: str) -> None:

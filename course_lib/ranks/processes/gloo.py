@@ -35,11 +35,8 @@ def connect_gloo(store: Any, rank: int, size: int, timeout: timedelta, lazy: boo
     if not (lazy and CONNECTS_LATER):
         return gloo(store, rank, size, timeout)
     # Each group needs its own device: groups that share one and connect when first used hang.
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if name:
-        device = gloo.create_device(interface=name, lazy_init=True)
-    else:
-        device = gloo.create_default_device(lazy_init=True)
+    name = os.environ["GLOO_SOCKET_IFNAME"].split(",")[0]  # the fork server has set it
+    device = gloo.create_device(interface=name, lazy_init=True)
     options = gloo._Options()
     options._devices, options._timeout = [device], timeout
     return gloo(store, rank, size, options)

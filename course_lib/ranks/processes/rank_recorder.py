@@ -118,23 +118,18 @@ class RankRecorder:
             raise CollectiveMismatch(difference)
         return seq
 
-    @contextmanager
-    def new_group(self, ranks: Collection[int] | None, connects: bool) -> Iterator[None]:
-        """Show that this rank makes a group of `ranks`, which all ranks must make; None: of all.
-
-        `connects`: whether its members connect now, and so wait for one that skips the call.
-        """
+    def enter_new_group(self, ranks: Collection[int] | None) -> None:
+        """Show that this rank makes a group of `ranks`, which all ranks must make; None: of all."""
         everyone = tuple(range(self.board.world_size))
-        members = f"ranks {spans(sorted(ranks or everyone))}"
-        line = self.locate()
-        seq = self.enter(NEW_GROUPS, everyone, f"new_group of {members}", line)
-        if not connects:
-            yield
-            return
-        text = f"waits in new_group #{seq} of {members}"
-        self.board.block(
-            self.rank, Wait.COLLECTIVE, group=NEW_GROUPS, seq=seq, text=text, where=line
-        )
+        members = spans(sorted(ranks or everyone))
+        self.enter(NEW_GROUPS, everyone, f"new_group of ranks {members}", self.locate())
+
+    @contextmanager
+    def connecting(self, key: int, members: tuple[int, ...]) -> Iterator[None]:
+        """Show that this rank waits until all members of a new group make it."""
+        self.slot(key, members)
+        text = f"waits in new_group of ranks {spans(members)}"
+        self.board.block(self.rank, Wait.COLLECTIVE, group=key, text=text, where=self.locate())
         try:
             yield
         finally:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from course_lib.ranks.calls import Call, pack_call
+from course_lib.ranks.calls import Call, pack_call, read_results
 from course_lib.ranks.explain.errors import DeadlockError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, closed_meanwhile, interrupted, timed_out
 from course_lib.ranks.explain.lines import line_in_dump
@@ -238,12 +238,7 @@ class Team:
                 error.add_notes(self._notes())
             raise
         self._check_end()
-        try:
-            return [member.answer.value() for member in self.members if member.answer]
-        except Exception as error:
-            raise TypeError(
-                f"a result of a rank cannot be read in this process: {error}"
-            ) from error
+        return read_results(member.answer.value for member in self.members if member.answer)
 
     def _begin(self) -> None:
         if not self._board.untouched() and not self._board.pending():

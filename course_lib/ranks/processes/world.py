@@ -26,7 +26,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -49,7 +49,6 @@ from course_lib.ranks._torch.process_world import (
 )
 from course_lib.ranks._torch.python_group import STAND_INS
 from course_lib.ranks.explain.words import spans
-from course_lib.ranks.processes import gloo
 from course_lib.ranks.processes.gpu_group import connect
 from course_lib.ranks.processes.metered_group import NAMES_PER_CALL, MeteredProcessGroup
 from course_lib.ranks.processes.rank_recorder import RankRecorder
@@ -98,10 +97,15 @@ def _create(options: Any, _: Any) -> MeteredProcessGroup:
     group = MeteredProcessGroup(
         members, name, recorder, lambda: connect(backend, store, rank, len(members), timeout)
     )
-    group.backend = backend
-    with _without_greeting():
-        group.connect()
+    _connect(group, recorder, backend)
     return group
+
+
+def _connect(group: MeteredProcessGroup, recorder: RankRecorder, backend: str) -> None:
+    """Connect a new group, and show that this rank may wait for the other members."""
+    group.backend = backend
+    with _without_greeting(), recorder.connecting(group.key, group.members):
+        group.connect()
 
 
 def _stand_in(name: str, function: Callable[..., Any]) -> None:
@@ -260,9 +264,7 @@ class World:
             return connect(self.backend, apart, rank, len(members), timeout, lazy=name != "0")
 
         group = MeteredProcessGroup(members, name, self.recorder, inner)
-        group.backend = self.backend
-        with _without_greeting():
-            group.connect()
+        _connect(group, self.recorder, self.backend)
         self._made += 1
         self._groups[self._made] = group
         if name == "0":
@@ -279,17 +281,15 @@ class World:
             if not is_registered(backend):
                 bound.arguments["backend"] = None  # use the metered default, also for "gloo"
             ranks = bound.arguments.get("ranks")
-            shown: AbstractContextManager[None] = nullcontext()
             if not bound.arguments.get("use_local_synchronization"):
-                shown = self.recorder.new_group(ranks, connects=not gloo.CONNECTS_LATER)
+                self.recorder.enter_new_group(ranks)
             elif ranks is not None and self.recorder.rank in ranks:
                 # PyTorch's own name counts this rank's groups, and other members may have others.
                 members = spans(sorted(ranks))
                 self._local[members] += 1
                 self._local_name = f"ranks {members}, number {self._local[members]}"
             try:
-                with shown:
-                    group = new_group(*bound.args, **bound.kwargs)
+                group = new_group(*bound.args, **bound.kwargs)
             finally:
                 self._local_name = ""
             if backend and isinstance(group, MeteredProcessGroup):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.ranks.trace.event import Event, computation
+from course_lib.ranks.trace.meetings import waits
 from course_lib.ranks.trace.trace import Trace
 
 _COLLECTIVE = re.compile(r"gloo:(\w+)|ncclDevKernel_([A-Za-z]+)|ncclKernel_([A-Za-z]+)")
@@ -93,14 +94,10 @@ def hidden_and_exposed(trace: Trace, rank: int) -> tuple[float, float]:
 
 def waiting(trace: Trace, rank: int) -> float:
     """Return for how many seconds `rank` is in a collective that another rank has not begun."""
-    last_start: dict[tuple[str, int], float] = {}
-    for event in trace.operations:
-        key = event.kind, event.seq
-        last_start[key] = max(last_start.get(key, event.start), event.start)
     return sum(
-        min(last_start[event.kind, event.seq], event.end) - event.start
-        for event in trace.operations
-        if event.rank == rank
+        wait.until - trace.events[index].start
+        for index, wait in waits(trace.events).items()
+        if trace.events[index].rank == rank
     )
 
 

@@ -299,7 +299,7 @@ def test_damaged_notebooks_are_taken_and_named(course: Path, data: bytes, note: 
     ("text", "message"),
     [
         ("a,b\n1,2\n", "no column of student ids"),
-        ("student_id\nada\nada\n", "in the list twice"),
+        ("student_id,name\nada,A\nada,B\n", "in the list twice, and the two lines differ"),
         ("student_id\n../ada\n", "cannot be a student id"),
         ("student_id\n", "a header but no students: add one line per student"),
         ("", "is empty"),
@@ -440,6 +440,89 @@ def test_two_persons_are_never_one(course: Path, tmp_path: Path) -> None:
     assert "'Scott Lee' counts as Lee Scott of the class list" in rows["77"].notes
     assert "counts as" not in rows["jo"].notes
     assert {refusal.student for refusal in collected.refused} == {"Who Else", "Ng José"}
+
+
+CLASS = """student_id,system_id,name,group,section
+ada,1,Ada,red,L1
+bob,2,Bob,red,L1
+eve,3,Eve,red,L1
+eve,3,Eve,red,L2
+kim,4,Kim,,L1
+"""
+
+
+def test_one_submission_of_a_group_counts_for_all(course: Path, tmp_path: Path) -> None:
+    """The latest of all members', for whom each has a place of their own; the table says whose."""
+    (tmp_path / "r.csv").write_text(CLASS)
+    due, inbound = read_time("2026-11-20 10:00 UTC"), tmp_path / "x" / "inbound"
+
+    def hand_in(student: str, day: int, text: str) -> dict[str, tuple[str, int]]:
+        files = {FILE: notebook(text), "submission_secret.txt": student.encode()}
+        folder_of(inbound / f"{student}+{ASSIGNMENT}+2026-11-{day} 09:00:00 UTC+{day}", files)
+        collected = collect(
+            *(course, ASSIGNMENT, str(inbound.parent)),
+            **{"format": "exchange", "roster": tmp_path / "r.csv", "due": due},
+        )
+        assert not collected.refused
+        taken = [row for row in collected.rows if not row.action.startswith("kept aside")]
+        assert [row.student for row in taken] == sorted(submitted(course)), "one line for each"
+        by = [row.notes.partition("handed in by ")[2].partition(",")[0] for row in taken]
+        return {row.student: (who, row.late) for who, row in zip(by, taken, strict=True)}
+
+    alone = {"kim": ("", 0)}
+    assert hand_in("kim", 19, "K") == alone
+    assert hand_in("ada", 19, "A") == {
+        "ada": ("", 0),
+        **dict.fromkeys(("bob", "eve"), ("ada", 0)),
+        **alone,
+    }
+    assert submitted(course) == {**dict.fromkeys(("ada", "bob", "eve"), "A"), "kim": "K"}
+    secrets = [path.parts[-3] for path in course.rglob("submission_secret.txt")]
+    assert sorted(secrets) == ["ada", "kim"], "nbgrader would give two students one page"
+    late = {"ada": ("eve", 1), "bob": ("eve", 1), "eve": ("", 1), **alone}
+    assert hand_in("eve", 21, "E") == late
+    assert submitted(course) == {**dict.fromkeys(("ada", "bob", "eve"), "E"), "kim": "K"}
+    assert hand_in("bob", 22, "A") == {
+        "ada": ("bob", 0),
+        "bob": ("", 0),
+        "eve": ("bob", 0),
+        **alone,
+    }
+
+
+def test_a_name_of_two_is_a_group_or_is_refused(course: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text(CLASS.replace("red", "") + "ann+e,5,Ann E,,L1\n")
+    files = {f"{name}.ipynb": notebook(name) for name in ("1+bob", "ann+e", "kim+who")}
+    source = str(folder_of(tmp_path / "in", files))
+    collected = collect(course, ASSIGNMENT, source, roster=tmp_path / "r.csv")
+    assert submitted(course) == {"ada": "1+bob", "ann+e": "ann+e", "bob": "1+bob"}
+    assert "handed in as 1+bob" in collected.rows[0].notes
+    assert "looks like a group, but not all of its members are in the class list" in why(collected)
+    (course / "grading/roster.csv").unlink()
+    assert "looks like a group" in why(collect(course, ASSIGNMENT, source))
+
+
+def test_what_moodles_worksheet_says_of_a_submission(course: Path, tmp_path: Path) -> None:
+    """A draft is told. Its groups are not read: it has a file, and words, for everybody."""
+    (tmp_path / "w.csv").write_text(
+        "Identifier,Full name,ID number,Status,Group\n"
+        "Participant 12345,Ada Lovelace,ada,Draft (not submitted) - ,Not a member of any group\n"
+        "Participant 678,Ming,ming,Submitted for grading - ,Not a member of any group\n"
+    )
+    files = {f"{MOODLE}/{FILE}": notebook(), f"Ming_678_assignsubmission_file/{FILE}": notebook()}
+    collected = collect_files(course, files, roster=tmp_path / "w.csv")
+    notes = {row.student: row.notes for row in collected.rows}
+    assert "as a draft, which was not submitted" in notes["ada"] and "draft" not in notes["ming"]
+    assert "handed in by" not in str(notes)
+
+
+def test_a_group_whose_times_are_unknown_is_told(course: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text(CLASS)
+    file = f"_assignsubmission_file/{FILE}"
+    for other, told in ((notebook("B"), 3), (notebook("A"), 0)):
+        files = {f"Ada_1{file}": notebook("A"), f"Bob_2{file}": other}
+        rows = collect_files(course, files, roster=tmp_path / "r.csv", write=False).rows
+        assert str(rows).count("and no time says which are later") == told
 
 
 @pytest.mark.parametrize(

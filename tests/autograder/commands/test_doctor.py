@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autograder.commands import doctor
+from autograder.course import load_config
 from autograder.passes import self_test
 from autograder.sandbox.sandbox import Sandbox
 from tests.helpers import ROOT
@@ -24,7 +26,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is graded elsewhere")
 def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert doctor.run(ROOT, argparse.Namespace()) == 0
-    assert "got the right points" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "got the right points" in printed
+    config = load_config(ROOT)
+    for fact in (ROOT, ROOT / "grading", config.Exchange.root, f"torch {torch.__version__}"):
+        assert str(fact) in printed
 
 
 @needs_sources
@@ -45,7 +51,7 @@ def test_without_solutions_it_says_what_was_not_tried(tmp_path: Path) -> None:
 
 def test_off_linux_there_is_no_grading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "sys", types.SimpleNamespace(platform="darwin"))
-    assert not doctor.bubblewrap().fine and not doctor.graded(ROOT).fine
+    assert not doctor.bubblewrap(ROOT).fine and not doctor.graded(ROOT).fine
 
 
 @needs_sources

@@ -41,6 +41,7 @@ from course_lib.ranks import Network, Ranks, Trace
 from tests.helpers.browser import Browser, jupyterlab, needs_browser
 from tests.helpers.course_folders import ROOT, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
+from tests.helpers.whole_class import TASKS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -116,11 +117,13 @@ def test_the_page_says_what_happened(pages: dict[str, Path]) -> None:
         counts = f"{sum(visible)} of {len(visible)} visible; {sum(hidden)} of {len(hidden)} hidden"
         assert text.count(counts) >= 2, "above, and at the task"
     assert "Rank 0 waits in recv from rank 1" in text
-    assert "hidden.py" not in html
+    assert "hidden.py" not in html and "each rank counts with" not in html
     hidden = [case["name"] for check in verdict.checks for case in check.cases if case["hidden"]]
     assert len(hidden) == len(verdict.checks)
     assert not [name for name in hidden if name in html], "hidden cases stay hidden"
     assert html.count('alt="g \\leftarrow') == 1, "formulas are pictures"
+    names = re.findall(r'<li><a href="#([^"]+)"><code>(.+)</code></a>', html)
+    assert names == [(name, name) for name in (*TASKS, "explain_weights")]
 
 
 @needs_sources
@@ -199,7 +202,7 @@ def test_nothing_runs_in_formgrader(course: Path, formgrader: str, beacons: Beac
         time.sleep(2)  # what attacks may wait for a moment
         dom = browser.run("document.documentElement.outerHTML")
     assert "My answer, 中文, reads <strong>well</strong>" in dom, "the page is there"
-    assert "Student's answer" in dom
+    assert "Student's answer" in dom and "each rank counts with its number of rows" in dom
     assert f"{MARK}=" not in dom.partition("<head")[0]
     assert beacons.fetched == []
     assert 'href="javascript:' not in dom

@@ -106,4 +106,9 @@ def test_the_exchange_gets_the_pages_of_those_who_used_it(course, monkeypatch):
     assert feedback.release(course, ASSIGNMENT, []) == ["bob"]
     (page,) = (course / "exchange").rglob("*.html")
     assert page.read_text() == "for ada"
-    assert feedback.release(course, ASSIGNMENT, "bob") == ["bob"]
+    before = page.stat().st_ino
+    assert feedback.release(course, ASSIGNMENT, []) == ["bob"]
+    assert page.stat().st_ino == before, "it is not handed out again"
+    (data / "ada" / ASSIGNMENT / f"{ASSIGNMENT}.html").write_text("more")
+    assert feedback.release(course, ASSIGNMENT, []) == ["bob"]
+    assert page.read_text() == "more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +16,8 @@ from autograder.commands.release import files, release
 from autograder.errors import CommandFailed
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import mutants_of
+from course_lib.learner.notebooks import MARK_SCHEME
+from course_lib.learner.what_counts import is_answer
 from tests.helpers.course_folders import (
     RELEASED,
     ROOT,
@@ -79,7 +82,7 @@ def test_no_solution_hidden_case_or_mutant_is_given_away(folder: Path) -> None:
     lines = {line.strip() for cell in notebook.cells for line in cell.source.splitlines()}
     # A script to mend is shown with its mistake: most of its lines are those of the solution.
     outside = re.sub(
-        r"### BEGIN SOLUTION.*?### END SOLUTION",
+        r"BEGIN (SOLUTION|MARK SCHEME).*?END \1",
         "",
         "\n".join(cell.source for cell in source.cells),
         flags=re.DOTALL,
@@ -93,6 +96,19 @@ def test_no_solution_hidden_case_or_mutant_is_given_away(folder: Path) -> None:
     secrets |= {f"{m.task}__{m.mistake}" for m in mutants_of(load_module(folder / "mutants.py"))}
     secrets |= {"HIDDEN = {", "MASKED", "mutants", "BEGIN SOLUTION", "MARK SCHEME", "HIDDEN TESTS"}
     assert not {secret for secret in secrets if secret in everything}
+
+
+@needs_sources
+@pytest.mark.parametrize("folder", assignments(SOURCES), ids=lambda folder: folder.name)
+def test_a_written_question_has_points_a_sample_and_comments(folder: Path) -> None:
+    cells = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4).cells
+    questions = [pair for pair in itertools.pairwise(cells) if is_answer(pair[1])]
+    assert len(questions) == (folder / "comments.md").is_file()
+    for above, answer in questions:
+        (scheme,) = MARK_SCHEME.findall(above.source)
+        points = re.findall(r"\*\*(\d+) point", scheme)
+        assert sum(map(int, points)) == answer.metadata.nbgrader.points
+        assert re.search(r"^Worth (half|.+ of \d): .+\n\n> ", scheme, re.MULTILINE)
 
 
 @needs_sources

@@ -20,7 +20,7 @@ from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, Settings, load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.self_test import SelfTest
-from autograder.pool import workers
+from autograder.pool import worker
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import TASKS, Course, booked, unexpected
 
@@ -39,11 +39,11 @@ def course(graded_course: Path, copy_of: Callable[[Path], Path]) -> Course:
     return Course.observed(copy_of(graded_course))
 
 
-def in_this_process(root, assignment, paths, settings, *, jobs, tell):
+def in_this_process(root, assignment, paths, settings, *, jobs, launch, tell):
     """Stand for the pool, which starts processes: they take seconds."""
     folders = Folders.at(root)
     test = SelfTest(folders.source / assignment, folders.release / assignment, settings)
-    outcomes = [workers.grade(folders, path, settings, test) for path in paths]
+    outcomes = [worker.grade(folders, path, settings, test) for path in paths]
     for outcome in outcomes:
         tell(outcome)
     return outcomes

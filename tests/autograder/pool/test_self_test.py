@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder.commands import grade
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, Settings, load_config
+from autograder.errors import CommandFailed
 from autograder.examination.submission import Submission
 from autograder.passes import autograde, examine, self_test
-from autograder.pool import workers
-from autograder.pool.workers import AUTHOR, MACHINE, Outcome
+from autograder.pool import grade_all as pool
+from autograder.pool import worker
+from autograder.pool.worker import AUTHOR, MACHINE, Outcome
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.ranks.explain.errors import RanksError
 from tests.helpers.course_folders import ROOT, SOURCES, assignments, needs_sources
@@ -73,16 +81,19 @@ def new_sandbox() -> Iterator[None]:
 
 
 FAKE_WORKER = """
-import json, os, socket, sys, time
-lines = socket.socket(fileno=int(sys.argv[1])).makefile("rw")
+import json, os, sys, time
 def say(text, end="\\n"):
-    print(text, end=end, file=lines, flush=True)
+    print(text, end=end, flush=True)
 failed = dict(path="", failed="x", fault="the machine failed")
-how = sys.argv[2]
+how, settings = sys.argv[1], json.loads(sys.stdin.readline())["settings"]
+if how == "waits":
+    time.sleep(600)
+print("Welcome to n1!", "3", '{"to": "you"}', sep="\\n", end="")  # as a shell's start may
+say('\\n{"host": "n1"}')
 if how == "says nothing":
     time.sleep(600)
 say(json.dumps(failed if how == "does not start" else {"path": ""}))
-for line in lines if how != "does not start" else ():
+for line in sys.stdin:
     path = json.loads(line)
     if how == "dies in a line":
         say('{"path": "', end="")
@@ -98,21 +109,24 @@ for line in lines if how != "does not start" else ():
 
 
 @pytest.fixture
-def fake_workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[subprocess.Popen[bytes]]]:
-    """Return a function that makes all workers fakes; it returns their processes."""
+def fake_workers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[subprocess.Popen[bytes]]]:
+    """Return a function that makes workers fakes, later ones like the last; and their processes."""
     popen = subprocess.Popen
 
-    def be(behaviour: str) -> list[subprocess.Popen[bytes]]:
+    def be(*behaviours: str) -> list[subprocess.Popen[bytes]]:
         started: list[subprocess.Popen[bytes]] = []
 
         def fake(command: list[str], **options: Any) -> Any:
-            assert command[1] == "-P", "it imports nothing from its working folder"
-            assert options["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT), "our clone"
-            arguments = [str(options["pass_fds"][0]), behaviour]
-            started.append(popen([sys.executable, "-c", FAKE_WORKER, *arguments], **options))
+            variables, _, option, *_ = command[command.index("env") + 1 :]
+            assert option == "-P", "it imports nothing from its working folder"
+            assert variables.split(os.pathsep)[0] == f"PYTHONPATH={ROOT}", "our clone"
+            assert not options.get("pass_fds")
+            behaviour = behaviours[min(len(started), len(behaviours) - 1)]
+            fakes = [*command[: command.index("env")], sys.executable, "-c", FAKE_WORKER, behaviour]
+            started.append(popen(fakes, **options))
             return started[-1]
 
-        monkeypatch.setattr(workers.subprocess, "Popen", fake)
+        monkeypatch.setattr(subprocess, "Popen", fake)
         return started
 
     return be
@@ -127,53 +141,87 @@ def paths_of(course: Course) -> list[Path]:
 @pytest.mark.parametrize(
     ("behaviour", "jobs", "graded", "message"),
     [
-        ("fails", 1, 1, "x (tried 3 times)"),
-        ("fails", 3, 1, "x (tried 3 times)"),
-        ("does not start", 2, 0, "x (not tried again)"),
+        ("fails", 1, 1, "n1: x (tried 3 times)"),
+        ("fails", 3, 1, "n1: x (tried 3 times)"),
         ("dies in a line", 2, 0, "the worker process ended: it called exit with status 3. (tried"),
-        ("says nothing", 2, 0, "gave no answer within its time limit"),
     ],
 )
-def test_the_pool_gives_up_only_if_no_worker_starts(
-    course, fake_workers, monkeypatch, behaviour, jobs, graded, message
+def test_a_submission_on_which_workers_fail_stops_no_other(
+    course, fake_workers, behaviour, jobs, graded, message
 ):
     """Workers fail on three submissions, three times on each; the fourth is graded."""
     fake_workers(behaviour)
-    settings = Settings()
-    if behaviour == "says nothing":
-        monkeypatch.setattr(workers, "START_SECONDS", 0.2)
-        settings = Settings(submission_seconds=0.0)
-    outcomes = workers.grade_all(course.root, ASSIGNMENT, paths_of(course), settings, jobs=jobs)
+    outcomes = pool.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings(), jobs=jobs)
     assert sum(not outcome.failed for outcome in outcomes) == graded
     assert [outcome.path for outcome in outcomes] == [str(path) for path in paths_of(course)]
     assert all(message in outcome.failed for outcome in outcomes if outcome.failed), outcomes
 
 
-@pytest.mark.parametrize(("failures", "jobs"), [(1, 1), (2, 2), (99, 2)])
+@pytest.fixture
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that says which starts of workers fail: those at a "-", and the rest."""
+
+    def be(starts: str) -> None:
+        start, left = subprocess.Popen, iter(starts)
+
+        def popen(*command: Any, **options: Any) -> Any:
+            if next(left, "-") == "+":
+                return start(*command, **options)
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        monkeypatch.setattr(subprocess, "Popen", popen)
+        monkeypatch.setattr(pool, "PAUSE_SECONDS", 0.05)
+
+    return be
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        ("does not start", "n1: x"),
+        ("says nothing", "n1: the worker process gave no answer within its time limit"),
+        ("no memory", "[Errno 12] Cannot allocate memory"),
+    ],
+)
+def test_the_pool_gives_up_only_if_no_worker_starts(
+    course, fake_workers, no_memory, monkeypatch, behaviour, message
+):
+    started = fake_workers(behaviour)
+    no_memory("+" * 9 * (behaviour != "no memory"))
+    settings = Settings()
+    if behaviour == "says nothing":
+        monkeypatch.setattr(pool, "START_SECONDS", 0.2)
+        settings = Settings(submission_seconds=0.0)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(CommandFailed, match=re.escape(f"nobody was graded: {MACHINE}: {message}")):
+        pool.grade_all(course.root, ASSIGNMENT, paths_of(course), settings, jobs=2)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    assert all(worker.poll() is not None for worker in started)
+
+
+def test_what_was_graded_counts_if_later_no_worker_starts(course, fake_workers, no_memory):
+    fake_workers("fails")
+    no_memory("+")
+    paths = [*reversed(paths_of(course))]  # "late" first
+    outcomes = pool.grade_all(course.root, ASSIGNMENT, paths, Settings())
+    failed = "[Errno 12] Cannot allocate memory (not tried again)"
+    assert [outcome.failed for outcome in outcomes] == ["", *[failed] * (len(CLASS) - 1)]
+
+
+@pytest.mark.parametrize(("starts", "jobs"), [("-", 1), ("--", 2)])
 def test_a_worker_that_cannot_start_is_started_again(
-    course: Course, fake_workers: Any, monkeypatch: pytest.MonkeyPatch, failures: int, jobs: int
+    course: Course, fake_workers: Any, no_memory: Any, starts: str, jobs: int
 ) -> None:
     fake_workers("is killed")
-    start, left = workers.subprocess.Popen, iter(range(failures))
-
-    def no_memory(*command: Any, **options: Any) -> Any:
-        if next(left, None) is None:
-            return start(*command, **options)
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    monkeypatch.setattr(workers.subprocess, "Popen", no_memory)
-    monkeypatch.setattr(workers, "PAUSE_SECONDS", 0.05)
-    before = set(os.listdir("/proc/self/fd"))
-    outcomes = workers.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings(), jobs=jobs)
-    assert len(os.listdir("/proc/self/fd")) <= len(before)
-    messages = {outcome.failed for outcome in outcomes}
-    expected = {"[Errno 12] Cannot allocate memory (not tried again)"} if failures == 99 else {""}
-    assert messages == expected
+    no_memory(starts + "+" * 9)
+    outcomes = pool.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings(), jobs=jobs)
+    assert {outcome.failed for outcome in outcomes} == {""}
 
 
 def test_a_worker_that_is_killed_is_replaced(course, fake_workers, capsys):
     started = fake_workers("is killed")
-    outcomes = workers.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings())
+    outcomes = pool.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings())
     assert [(outcome.failed, outcome.attempts) for outcome in outcomes] == [("", 2)] * len(CLASS)
     assert [worker.poll() for worker in started[: len(CLASS)]] == [-9] * len(CLASS)
     assert grade.report(outcomes) == 0
@@ -181,15 +229,28 @@ def test_a_worker_that_is_killed_is_replaced(course, fake_workers, capsys):
     assert line in capsys.readouterr().out
 
 
+def test_a_busy_cluster_is_told_and_at_last_not_waited_for(
+    course, fake_workers, monkeypatch, capsys
+):
+    started = fake_workers("waits", "is killed")
+    monkeypatch.setattr(pool, "TELL_SECONDS", 0.05)
+    launch = ("bash", "-c", '"$@"; exit', "bash")  # bash stays, as srun does
+    options = {"jobs": 2, "launch": launch}
+    outcomes = pool.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings(), **options)
+    assert [outcome.attempts for outcome in outcomes] == [2] * len(CLASS)
+    assert "of 2 workers wait for the cluster\n" in capsys.readouterr().out
+    assert all(worker.poll() is not None for worker in started)
+
+
 def test_an_interrupted_pool_leaves_no_worker(course: Course, fake_workers: Any) -> None:
     started = fake_workers("takes long")
 
     def interrupt(_: Outcome) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         paths = reversed(paths_of(course))  # "late" first
-        workers.grade_all(course.root, ASSIGNMENT, [*paths], Settings(), jobs=2, tell=interrupt)
+        pool.grade_all(course.root, ASSIGNMENT, [*paths], Settings(), jobs=2, tell=interrupt)
     assert started and all(worker.poll() is not None for worker in started)
 
 
@@ -215,9 +276,31 @@ def test_a_check_that_is_broken(course, monkeypatch, code, fault, message):
     checks.write_text(checks.read_text() + broken)
     folders = Folders.at(course.root)
     test = self_test.SelfTest(folders.source / ASSIGNMENT, folders.release / ASSIGNMENT, Settings())
-    outcome = workers.grade(folders, paths_of(course)[1], Settings(), test)
+    outcome = worker.grade(folders, paths_of(course)[1], Settings(), test)
     assert outcome.fault == fault and message in outcome.failed, outcome
     assert not course.verdicts()
+
+
+@pytest.mark.large
+def test_an_idle_worker_ends_with_its_input_and_says_only_answers(course: Course) -> None:
+    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
+    checks.write_text(f"{checks.read_text()}\nprint('a check prints')\n")
+    job = {"course": str(course.root), "assignment": ASSIGNMENT, "settings": asdict(Settings())}
+    command = [sys.executable, "-P", "-m", "autograder.pool.worker"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = psutil.Popen(command, env=environment, **streams)
+    process.stdin.write(f"{json.dumps(job)}\n")
+    process.stdin.flush()
+    lines = [process.stdout.readline() for _ in range(3)]
+    assert lines[0] == "\n" and json.loads(lines[1]) == {"host": socket.gethostname()}
+    assert Outcome(**json.loads(lines[2])).failed == ""
+    below = process.children(recursive=True)
+    assert "bwrap" in {child.name() for child in below}
+    process.stdin.close()
+    assert not psutil.wait_procs([process, *below], timeout=60)[1]
+    assert process.stdout.read() == ""
+    process.stdout.close()
 
 
 # The pool, and nbgrader -------------------------------------------------------------------------

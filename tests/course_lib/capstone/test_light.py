@@ -1,7 +1,5 @@
 """The speed of light, against one maximum over a table."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

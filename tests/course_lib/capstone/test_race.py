@@ -1,22 +1,18 @@
 """The race: what a gradient is, what it costs, and what a run has cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn import functional as F
 
-from course_lib.capstone import DEVICE, OVERHEAD, Job, Race, answer, draw, inputs, rehearse
+from course_lib.capstone import DEVICE, OVERHEAD, Race, answer, draw, inputs, rehearse
 
 SMALL = Race(world_size=2, rows=48, features=8, hidden=6, classes=4, clusters=2)
 
 
-def weights_of(member: dict[str, Any]) -> list[Tensor]:
+def weights_of(member):
     return [weight.clone() for weight in member["weights"]]
 
 
@@ -48,7 +44,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("changed", WRONG)
-def test_other_questions_have_no_answer(changed: dict[str, Any]) -> None:
+def test_other_questions_have_no_answer(changed) -> None:
     member = inputs(SMALL, "seed")[0]
     with pytest.raises(ValueError, match=r"rows|weights"):
         answer(member, {"weights": weights_of(member), "rows": torch.arange(4), **changed})
@@ -57,7 +53,7 @@ def test_other_questions_have_no_answer(changed: dict[str, Any]) -> None:
         answer(member, {"weights": wide, "rows": torch.arange(4)})
 
 
-def one_step(job: Job) -> int:
+def one_step(job) -> int:
     job.backward(slice(0, 16))
     flat = torch.cat([param.grad.flatten() for param in job.model.parameters()])
     handle = dist.all_reduce(flat, async_op=True)
@@ -81,7 +77,7 @@ def test_messages_and_gradients_overlap() -> None:
 
 
 def test_a_curve_goes_down_and_ends_with_the_loss_that_counts() -> None:
-    def train(job: Job) -> None:
+    def train(job) -> None:
         optimizer = torch.optim.SGD(job.model.parameters(), lr=0.5)
         for _ in range(60):
             job.backward(range(job.rows))

@@ -1,14 +1,9 @@
 """Rules that hold for the cases of every check of every assignment."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from course_lib.checking.cases import Case, Check, case_generator
+from course_lib.checking.cases import case_generator
 from course_lib.checking.on_ranks.leaves import tensors_in
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, readable
@@ -28,22 +23,22 @@ NARROWER = {
 }
 
 
-def floats_of(name: str, check: Check, case: Case) -> list[torch.Tensor]:
-    inputs: list[Any] = list(check.inputs(case, case_generator("tests", name, case)))
+def floats_of(name: str, check, case) -> list[torch.Tensor]:
+    inputs = list(check.inputs(case, case_generator("tests", name, case)))
     tensors = tensors_in(inputs)
     return [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
 
 
+# Task → why its numbers have few bits.
 EXACT = {
     **dict.fromkeys(("quantize", "encode_top_k", "with_feedback"), "its sums are exact"),
     **dict.fromkeys(("spectral_gap", "choose_graph"), "its matrices are fractions"),
     **dict.fromkeys(("column_parallel", "row_parallel"), "its numbers are small integers"),
 }
-"""Task → why its numbers have few bits."""
 
 
 @pytest.mark.parametrize(("folder", "task"), TASKS)
-def test_numbers_use_all_bits_of_their_dtype(folder: Path, task: str) -> None:
+def test_numbers_use_all_bits_of_their_dtype(folder, task: str) -> None:
     """Else nobody sees that an answer went through float32, bfloat16 or float16."""
     check = checks_of(folder)[task]
     if task in EXACT:
@@ -58,7 +53,7 @@ def test_numbers_use_all_bits_of_their_dtype(folder: Path, task: str) -> None:
 
 
 @pytest.mark.parametrize(("folder", "task"), TASKS)
-def test_the_first_case_is_plain_and_the_special_ones_follow(folder: Path, task: str) -> None:
+def test_the_first_case_is_plain_and_the_special_ones_follow(folder, task: str) -> None:
     cases = checks_of(folder)[task].cases
     first = cases[0]
     assert [case.difficulty for case in cases] == sorted(case.difficulty for case in cases)

@@ -1,10 +1,5 @@
 """The form of an answer and its values: what passes, and what is said of the rest."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -40,7 +35,7 @@ THREE = [torch.zeros(2), torch.zeros(3), torch.zeros(())]
         (3, Kind("an even thing", lambda v: False), "expected an even thing"),
     ],
 )  # fmt: skip
-def test_what_has_not_is_described(value: Any, form: Any, message: str) -> None:
+def test_what_has_not_is_described(value, form, message: str) -> None:
     with pytest.raises(Wrong) as caught:
         expect_form(value, form, "rank 1")
     assert message in caught.value.message
@@ -57,7 +52,7 @@ def test_what_has_not_is_described(value: Any, form: Any, message: str) -> None:
         ({"g of {}": THREE, "n": 2**1024}, "rank 0: n: expected 1, got 1797"),
     ],
 )  # fmt: skip
-def test_a_comparison_says_where_an_answer_has_another_form(value: Any, message: str) -> None:
+def test_a_comparison_says_where_an_answer_has_another_form(value, message: str) -> None:
     right = {"g of {}": THREE, "n": 1}
     with pytest.raises(Wrong) as caught:
         expect_containers(value, right, "rank 0")
@@ -103,7 +98,7 @@ def test_what_is_no_tensor_is_compared_as_it_is(got: object, message: str) -> No
 
 
 @pytest.mark.parametrize("number", [float, lambda value: torch.full((2,), float(value))])
-def test_a_mistake_is_named_only_if_it_gives_all_that_is_wrong(number: Callable[..., Any]) -> None:
+def test_a_mistake_is_named_only_if_it_gives_all_that_is_wrong(number) -> None:
     right = {"rate {}": [number(value) for value in (1, 2, 3)]}
     late = {"late": {"rate {}": [number(value) for value in (0, 1, 2)]}}
     for numbers, hint in (((0, 1, 2), "This equals late."), ((0, 1, 3), "This equals late.")):

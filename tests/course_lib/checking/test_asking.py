@@ -1,10 +1,5 @@
 """Questions: locked, decided by what was run alone, kept on the desk, never in the way."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -19,13 +14,13 @@ CASES = [{"rank": rank, "K": 4} for rank in range(4)]
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: Any) -> None:
+def fresh(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(asking, "_locked", {})
 
 
 @pytest.mark.parametrize("options", [None, [4, 7, 64]])
-def test_the_first_answer_counts(options: Any, capsys: Any) -> None:
+def test_the_first_answer_counts(options, capsys) -> None:
     assert ask("how many?", options=options).answer is None  # that locks nothing
     assert ask("how many?", 2, options=options).answer == 2
     assert ask("how many?", 3, options=options).answer == 2
@@ -44,7 +39,7 @@ def test_the_first_answer_counts(options: Any, capsys: Any) -> None:
         (1, 0, "not right"),
     ],
 )
-def test_a_number_is_scored_against_what_was_run(answer: Any, actual: Any, verdict: str) -> None:
+def test_a_number_is_scored_against_what_was_run(answer, actual, verdict: str) -> None:
     scored = ask("q", answer).score(actual)
     assert str(scored).endswith(f": {verdict}.")
     assert scored.right is (verdict == "right")
@@ -65,7 +60,7 @@ def test_what_was_run_decides_about_options(answer, actual, holds, monkeypatch):
         assert all(reason in text for reason in WHY)
 
 
-def test_a_list_of_values_is_its_own_options(capsys: Any) -> None:
+def test_a_list_of_values_is_its_own_options(capsys) -> None:
     first = ask("who is first?", 2, options=["ring", "direct"])
     assert "  2. direct  ← your answer" in capsys.readouterr().out
     assert first.score("Direct").right
@@ -82,13 +77,13 @@ def test_without_an_answer_the_run_still_decides_and_nothing_is_kept(options, tm
 
 
 @pytest.mark.parametrize("answer", [0, 4, -1, "2", 1.0, True])
-def test_a_number_that_no_option_has_is_said_and_locks_nothing(answer: Any, capsys: Any) -> None:
+def test_a_number_that_no_option_has_is_said_and_locks_nothing(answer, capsys) -> None:
     assert ask("idle?", answer, options=IDLE).answer is None
     assert "is no option. Put a number from 1 to 3." in capsys.readouterr().out
     assert ask("idle?", 2, options=IDLE).answer == 2
 
 
-def test_the_desk_keeps_it(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_desk_keeps_it(tmp_path, monkeypatch) -> None:
     (tmp_path / ".desk").mkdir()
     lecture = tmp_path / "lectures" / "01"
     lecture.mkdir(parents=True)
@@ -148,6 +143,6 @@ def test_a_question_needs_options_or_cases() -> None:
         (float("nan"), 1.0, False),
     ],
 )
-def test_values_that_mean_the_same(value: Any, right: Any, same: bool) -> None:
+def test_values_that_mean_the_same(value, right, same: bool) -> None:
     cases = [{"rank": 0}]
     assert ask("x?", lambda rank: value, cases=cases).score(lambda rank: right).right is same

@@ -1,13 +1,9 @@
 """`by_reference`: values, effects, communication, forms and points, on simulated ranks."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,12 +12,8 @@ import torch.distributed as dist
 from course_lib.checking import (
     Allowed,
     Case,
-    Check,
-    CheckReport,
-    Draw,
     Expectation,
     Form,
-    Given,
     Observed,
     Variety,
     Wrong,
@@ -38,33 +30,33 @@ from course_lib.checking.on_ranks.given import RankProgram
 PLAIN, IN_GROUPS, TRANSPOSED = Form(), Form(((0, 3), (1, 2))), Form(layout="transposed")
 
 
-def total(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+def total(x: torch.Tensor, group=None) -> torch.Tensor:
     x = x.clone()
     dist.all_reduce(x, group=group)
     return x
 
 
-def by_gathering(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+def by_gathering(x: torch.Tensor, group=None) -> torch.Tensor:
     copies = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(copies, x, group=group)
     return torch.stack(copies).sum(0)
 
 
-def program(function: Callable[..., Any], inputs: Any, case: Given) -> Any:
+def program(function, inputs, case):
     return {"the total": function(inputs["x"], group=case.group)}
 
 
-def draw(d: Draw) -> list[Any]:
+def draw(d):
     return [{"x": d.randn(3, 2)} for _ in d.ranks]
 
 
-def mean(inputs: Any, me: int, expected: Any) -> Any:
+def mean(inputs, me: int, expected):
     return {"the total": expected[me]["the total"] / len(inputs)}
 
 
-def sum_task(*cases: Case, **changes: Any) -> Check:
+def sum_task(*cases: Case, **changes):
     """Return the check of `total` on these cases; by default, on two, three and four ranks."""
-    settings: dict[str, Any] = {
+    settings = {
         "reference": f"{__name__}:total",
         "program": program,
         "draw": draw,
@@ -76,11 +68,11 @@ def sum_task(*cases: Case, **changes: Any) -> Check:
     return replace(check, cases=cases or (*plain[:2], replace(plain[2], form=IN_GROUPS)))
 
 
-def case(name: str, k: int, form: Form = PLAIN, **options: Any) -> Case:
+def case(name: str, k: int, form: Form = PLAIN, **options) -> Case:
     return Case(name, k, {"seed": 0, "features": ()}, form, difficulty=(k,), **options)
 
 
-def run(function: Callable[..., Any], check: Check | None = None) -> CheckReport:
+def run(function, check=None):
     with LocalRunner(function) as runner:
         return run_check("t/total", check or sum_task(), runner, seed="1")
 
@@ -132,13 +124,13 @@ def test_without_shares_a_task_is_all_or_nothing() -> None:
          PLAIN, "never waits for the handle of all_reduce"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(function: Any, form: Form, message: str) -> None:
+def test_what_is_wrong_is_said(function, form: Form, message: str) -> None:
     report = run(function, sum_task(case("a case", 4, form)))
     assert message in report.reason
 
 
 def test_a_mistake_is_named_only_if_it_explains_all_cases_that_it_could() -> None:
-    def mean_of_two(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    def mean_of_two(x: torch.Tensor, group=None) -> torch.Tensor:
         k = dist.get_world_size(group)
         return total(x, group) / (2 if k < 4 else 1)
 
@@ -159,9 +151,9 @@ ALONE = {"form": {**vars(Form()), "seed": None}, "own": {"x": torch.ones(2)}}
 
 def test_memory_is_filled_while_a_program_runs_and_no_longer() -> None:
     before = torch.get_deterministic_debug_mode()
-    memory: list[Any] = []
+    memory = []
 
-    def look(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    def look(x: torch.Tensor, group=None) -> torch.Tensor:
         memory.extend([torch.empty(3), torch.empty(2, dtype=torch.int64)])
         raise ValueError("seen")
 
@@ -173,7 +165,7 @@ def test_memory_is_filled_while_a_program_runs_and_no_longer() -> None:
 
 
 def test_warnings_are_shown_again_when_the_program_has_ended() -> None:
-    def warns(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    def warns(x: torch.Tensor, group=None) -> torch.Tensor:
         warnings.warn("in a case", stacklevel=1)
         return torch.tensor(x)  # PyTorch warns here
 
@@ -185,8 +177,8 @@ def test_warnings_are_shown_again_when_the_program_has_ended() -> None:
     assert [str(warning.message) for warning in caught] == ["afterwards"]
 
 
-def total__with_a_number(x: torch.Tensor, group: Any = None) -> torch.Tensor:
-    copies: list[Any] = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+def total__with_a_number(x: torch.Tensor, group=None) -> torch.Tensor:
+    copies = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather([*copies, 1], x, group=group)
     return x
 
@@ -207,7 +199,7 @@ def test_a_tracebacks_lines_are_the_students() -> None:
      {"value": 1, "left": 7}, {"value": {"the total": 10**300}, "left": {}},
      {"refused": 1}, {"refused": "it is no list"}, {"value": [[]], "left": {}}],
 )  # fmt: skip
-def test_forged_answers_cost_their_case_and_nothing_else(output: Any) -> None:
+def test_forged_answers_cost_their_case_and_nothing_else(output) -> None:
     report = run_check(
         "t/total", sum_task(), lambda _, case, __: Observed([output] * case.world_size), seed="1"
     )
@@ -217,7 +209,7 @@ def test_forged_answers_cost_their_case_and_nothing_else(output: Any) -> None:
 
 
 def test_what_escapes_a_judge_is_kept_for_the_author() -> None:
-    def careless(case: Case, inputs: Any, expected: Any, values: Any) -> None:
+    def careless(case: Case, inputs, expected, values) -> None:
         raise KeyError(values[0]["no such key"])
 
     result = run(total, sum_task(judge=Judge(careless))).results[0]
@@ -226,7 +218,7 @@ def test_what_escapes_a_judge_is_kept_for_the_author() -> None:
 
 
 def test_a_demand_that_fails_costs_its_case_and_is_kept_for_the_author() -> None:
-    def careless(case: Case, observed: Observed, trace: Any) -> None:
+    def careless(case: Case, observed: Observed, trace) -> None:
         if case.world_size == 2:
             raise ZeroDivisionError
 
@@ -239,7 +231,7 @@ def test_a_demand_that_fails_costs_its_case_and_is_kept_for_the_author() -> None
 
 def test_each_part_of_the_points_that_is_missed_is_told_once() -> None:
     def missing(sentence: str) -> Expectation:
-        def test(case: Case, observed: Observed, trace: Any) -> None:
+        def test(case: Case, observed: Observed, trace) -> None:
             raise Wrong(sentence, f"Mend {sentence}.")
 
         return Expectation(test, part=sentence.partition(" ")[0])
@@ -255,7 +247,7 @@ def test_each_part_of_the_points_that_is_missed_is_told_once() -> None:
 
 @pytest.mark.parametrize("load", [0.1, 900.0])
 def test_after_two_cases_out_of_time_a_check_stops_and_says_so(load, monkeypatch):
-    def endless(x: torch.Tensor, group: Any = None) -> None:
+    def endless(x: torch.Tensor, group=None) -> None:
         while True:
             pass
 
@@ -279,7 +271,7 @@ def test_after_two_cases_out_of_time_a_check_stops_and_says_so(load, monkeypatch
     ],
 )
 def test_a_failure_costs_its_case_and_the_rest_is_still_examined(function, message):
-    def careful(x: torch.Tensor, group: Any = None) -> Any:
+    def careful(x: torch.Tensor, group=None):
         return function() if dist.get_world_size() == 3 else total(x, group)
 
     report = run(careful)
@@ -301,27 +293,27 @@ def again(name: str, k: int, form: Form = PLAIN) -> Case:
     return case(f"{name}, again", k, form, after=case(name, k))
 
 
-def into_one_buffer(x: torch.Tensor, group: Any = None, buffers: dict[int, Any] = {}) -> Any:  # noqa: B006
+def into_one_buffer(x: torch.Tensor, group=None, buffers={}):  # noqa: B006
     buffer: torch.Tensor = buffers.setdefault(dist.get_rank(), torch.empty_like(x))
     dist.all_reduce(buffer.copy_(x), group=group)
     return buffer
 
 
-def in_the_first_group(x: torch.Tensor, group: Any = None, groups: dict[int, Any] = {}) -> Any:  # noqa: B006
+def in_the_first_group(x: torch.Tensor, group=None, groups={}):  # noqa: B006
     return total(x, groups.setdefault(dist.get_rank(), group))
 
 
-def adding_its_calls() -> Callable[..., Any]:
+def adding_its_calls():
     """Return a function that ranks copy for each run, with what it keeps."""
 
-    def counted(x: torch.Tensor, group: Any = None, calls: list[int] = [-1]) -> torch.Tensor:  # noqa: B006
+    def counted(x: torch.Tensor, group=None, calls: list[int] = [-1]) -> torch.Tensor:  # noqa: B006
         calls[0] += 1
         return total(x, group) + calls[0]
 
     return counted
 
 
-def destroying_the_group(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+def destroying_the_group(x: torch.Tensor, group=None) -> torch.Tensor:
     result = total(x, group)
     dist.destroy_process_group()
     return result
@@ -342,10 +334,10 @@ def test_what_is_kept_from_one_call_to_the_next_is_found(function, form, message
     assert message in run(function, check).reason
 
 
-def gathering_in_call(number: int) -> Callable[..., Any]:
+def gathering_in_call(number: int):
     """Return `total`, which in this one of its calls gathers as well."""
 
-    def counted(x: torch.Tensor, group: Any = None, calls: list[int] = [0]) -> torch.Tensor:  # noqa: B006
+    def counted(x: torch.Tensor, group=None, calls: list[int] = [0]) -> torch.Tensor:  # noqa: B006
         calls[0] += 1
         if calls[0] == number:
             dist.all_gather([x.clone(), x.clone()], x, group=group)
@@ -354,7 +346,7 @@ def gathering_in_call(number: int) -> Callable[..., Any]:
     return counted
 
 
-def behind_a_barrier(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+def behind_a_barrier(x: torch.Tensor, group=None) -> torch.Tensor:
     dist.barrier()
     return by_gathering(x, group)
 
@@ -368,7 +360,7 @@ def behind_a_barrier(x: torch.Tensor, group: Any = None) -> torch.Tensor:
         (behind_a_barrier, True),  # nobody knows which of three begins the second call
     ],
 )
-def test_of_two_calls_what_the_second_one_sends_is_judged(function: Any, passed: bool) -> None:
+def test_of_two_calls_what_the_second_one_sends_is_judged(function, passed: bool) -> None:
     assert run(function, sum_task(again("2 ranks", 2))).passed == passed
 
 

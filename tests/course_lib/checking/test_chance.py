@@ -1,7 +1,5 @@
 """Counts of random results: what chance gives passes, and a bias is found."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,19 +1,14 @@
 """Questions on the lines of a student's code: who answers what the trace shows gets the points."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import pytest
 import torch
 
 from autograder.examination.defence import answer_to, is_right, with_questions
-from course_lib.checking import Case, CheckReport, Wrong, defence, local, run_check
-from course_lib.checking.defence import SETS, Defence, Question, defend
+from course_lib.checking import Wrong, defence, local, run_check
+from course_lib.checking.defence import SETS, Defence, defend
 from course_lib.checking.local import LocalRunner
 from course_lib.ranks import Trace
 from course_lib.ranks.trace.event import Event
@@ -35,9 +30,6 @@ each_task = pytest.mark.parametrize(
 
 FORM = "form ✓; the grader judges the numbers"
 
-Asked = list[tuple[Question, list[float]]]
-"""Questions with their right answers."""
-
 
 def questions(folder, check, student, number=1, solution=None):
     solution = solution or solution_of(folder, check.of)
@@ -46,7 +38,7 @@ def questions(folder, check, student, number=1, solution=None):
     return [(question, answer_to(question, trace)[0]) for question in drawn]
 
 
-def share(questions_and_answers: Asked, answers: Sequence[Sequence[float]]) -> float:
+def share(questions_and_answers, answers) -> float:
     """Return the share of the questions that these answers are right for."""
     pairs = zip(questions_and_answers, answers, strict=True)
     return sum(is_right(*question, answer) for question, answer in pairs) / len(
@@ -54,7 +46,7 @@ def share(questions_and_answers: Asked, answers: Sequence[Sequence[float]]) -> f
     )
 
 
-def answered(folder: Path, check: Defence, student: str, answers: Callable[[], Any]) -> CheckReport:
+def answered(folder, check: Defence, student: str, answers):
     """Return the report as the grader's: of the questions, with these answers."""
     with LocalRunner(solution_of(folder, check.of), "simulated", echo=None) as run:
         about = checks_of(folder)[check.of]
@@ -104,8 +96,8 @@ def test_a_neighbours_answers_and_guesses_earn_little() -> None:
 
 
 @each_task
-def test_two_students_have_different_cases(folder: Path, check: Defence) -> None:
-    def drawn(seed: int) -> Case:
+def test_two_students_have_different_cases(folder, check: Defence) -> None:
+    def drawn(seed: int):
         return check.draw(torch.Generator().manual_seed(seed))[0]
 
     assert len({drawn(seed).name for seed in range(20)}) > 15
@@ -137,7 +129,7 @@ def test_the_questions_are_printed_and_answers_only_for_practice(capsys):
         ((1, [12, [[3]], 30]), "a list of three answers"),
     ],
 )
-def test_a_notebook_looks_only_at_the_form_of_the_answers(answers: Any, says: str) -> None:
+def test_a_notebook_looks_only_at_the_form_of_the_answers(answers, says: str) -> None:
     _, check = DEFENCES[0]
     with LocalRunner(lambda: answers, "simulated", echo=None) as run:
         report = run_check("check", check, run, seed="any")
@@ -155,7 +147,7 @@ def test_wrong_answers_in_the_right_form_are_open_and_not_passed(capsys):
 
 
 @each_task
-def test_what_students_have_knows_no_answer(folder: Path, check: Defence) -> None:
+def test_what_students_have_knows_no_answer(folder, check: Defence) -> None:
     """A question has what its text says, and only the grader's package knows more."""
     for question, right in questions(folder, check, "ada"):
         unit = 1e-6 if question.asks == "before" else 1
@@ -183,7 +175,7 @@ BY_HAND = Trace(
 ON = {"outer": [4, 4, 5, 5], "outer.inner": [2, 3, 2, 3]}  # in the order of the launches
 
 
-def asked_by(kind: Any) -> set[tuple[Any, ...]]:
+def asked_by(kind):
     """Return for each call that students are asked about: function, number or time, answer."""
     drawn = [kind(BY_HAND, torch.Generator().manual_seed(seed)) for seed in range(200)]
     answers = set()

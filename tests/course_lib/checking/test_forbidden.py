@@ -1,9 +1,5 @@
 """The classes that a task asks for are refused under every name, and come back afterwards."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch.optim.sgd import sgd
@@ -13,8 +9,8 @@ from course_lib.checking.forbidden import OPTIMIZERS, refusing
 
 pytestmark = pytest.mark.every_case
 SAMPLERS = BatchSampler, SequentialSampler
+# As a notebook's first cell may have imported it.
 SGD = torch.optim.SGD
-"""As a notebook's first cell may have imported it."""
 
 
 def weight() -> torch.nn.Parameter:
@@ -33,7 +29,7 @@ class OwnStep(SGD):
 @torch.no_grad()
 def functional() -> None:
     param = weight()
-    state: list[Any] = [None]
+    state = [None]
     sgd(
         *([param], [param.grad], state),
         **{"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0},
@@ -42,7 +38,7 @@ def functional() -> None:
     )
 
 
-def by_iterating() -> list[Any]:
+def by_iterating():
     sampler = object.__new__(BatchSampler)  # no __init__ is called
     sampler.sampler, sampler.batch_size, sampler.drop_last = range(4), 2, False
     return list(sampler)

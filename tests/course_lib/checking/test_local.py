@@ -1,12 +1,8 @@
 """``check(…)`` as a student meets it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,7 +29,7 @@ def test_what_ranks_of_a_check_start_with_is_safe_to_fork() -> None:
     assert len(os.listdir(f"/proc/{pid}/task")) == 1
 
 
-def test_a_wrong_function_fails_with_the_report_above_a_short_error(capsys: Any) -> None:
+def test_a_wrong_function_fails_with_the_report_above_a_short_error(capsys) -> None:
     with pytest.raises(CheckFailed, match="belong to nobody") as caught:
         check(
             "02_data_parallel_sgd/shard_bounds", lambda n, k, r: (r * (n // k), (r + 1) * (n // k))
@@ -75,8 +71,8 @@ def test_what_a_function_returned_is_no_function() -> None:
         check("2/shard_bounds", right_bounds(4, 2, 0))
 
 
-def test_one_case_is_run_alone_and_not_noted(monkeypatch: Any) -> None:
-    noted: list[Any] = []
+def test_one_case_is_run_alone_and_not_noted(monkeypatch) -> None:
+    noted = []
     monkeypatch.setattr(diary, "keep", lambda *args: noted.append(args))
 
     def wrong_where_it_does_not_divide(length: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -95,7 +91,7 @@ def test_one_case_is_run_alone_and_not_noted(monkeypatch: Any) -> None:
         check("2/shard_bounds", right_bounds, case="x")
 
 
-def test_a_terminal_shows_what_runs_from_the_first_moment(monkeypatch: Any, capsys: Any) -> None:
+def test_a_terminal_shows_what_runs_from_the_first_moment(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
     def chatty(length: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -142,7 +138,7 @@ def average_gradients(params, group=None):
     assert "cases passed" in shown["text/plain"]
 
 
-def test_a_handed_out_folder_is_found_from_within(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_handed_out_folder_is_found_from_within(tmp_path, monkeypatch) -> None:
     name = "02_data_parallel_sgd"
     shutil.copytree(ROOT / "assignments" / name, tmp_path / name)
     monkeypatch.chdir(tmp_path / name)
@@ -151,7 +147,7 @@ def test_a_handed_out_folder_is_found_from_within(tmp_path: Path, monkeypatch: A
     assert find_assignment(name) == tmp_path / name
 
 
-def test_folders_of_one_name_have_judges_of_their_own(tmp_path: Path) -> None:
+def test_folders_of_one_name_have_judges_of_their_own(tmp_path) -> None:
     paths = [tmp_path / parent / "12_echo" / "checks.py" for parent in "ab"]
     for factor, path in enumerate(paths):
         path.parent.mkdir(parents=True)

@@ -1,10 +1,11 @@
 """The command that runs a file of right and wrong solutions on an assignment's checks."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
+
+import pytest
+
+from course_lib.checking import mutants
 
 SOLUTIONS = """
 from course_lib.checking.mutants import Mutant, edits_of, fails, passes
@@ -21,28 +22,26 @@ edited = edits_of(
 """
 
 
-def run(file: Path, text: str) -> tuple[int, list[str]]:
-    file.write_text(text)
-    command = [sys.executable, "-m", "course_lib.checking.mutants", "10_capstone", str(file)]
-    process = subprocess.run([*command, "--seed", "7"], capture_output=True, text=True)
-    return process.returncode, (process.stdout + process.stderr).rstrip().splitlines()
-
-
-def test_every_solution_of_a_file_is_run_and_surprises_come_last(tmp_path: Path) -> None:
+def test_every_solution_of_a_file_is_run_and_surprises_come_last(tmp_path, monkeypatch, capsys):
     file, label = tmp_path / "solutions.py", "speed_of_light__in_another_order: refused by 0 of"
-    status, lines = run(file, SOLUTIONS.replace("SAYS", "None"))
-    assert status == 0, lines
+    file.write_text(SOLUTIONS.replace("SAYS", "None"))
+    command = [sys.executable, "-m", "course_lib.checking.mutants", "10_capstone"]
+    done = subprocess.run([*command, file, "--seed", "7"], capture_output=True, text=True)
+    lines = done.stdout.rstrip().splitlines()
+    assert done.returncode == 0, done.stderr
     assert lines[0].startswith("right speed_of_light__right: refused by 0 of ")
     assert lines[1].startswith("wrong speed_of_light__no_operations: refused by ")
     assert lines[2].startswith(f"right {label}")
     assert lines[-1].startswith("0 surprises")
-    status, lines = run(file, SOLUTIONS.replace("SAYS", "''"))
-    assert status == 1
-    assert lines[-2].startswith("1 surprises")
-    assert lines[-1].startswith(f"wrong {label}")
 
+    def run(file, text: str) -> int:
+        file.write_text(text)
+        monkeypatch.setattr(sys, "argv", ["mutants", "10_capstone", str(file)])
+        return mutants.main()
 
-def test_a_file_without_solutions_is_an_error(tmp_path: Path) -> None:
-    status, lines = run(tmp_path / "solutions.py", "def speed_of_light(): ...")
-    assert status == 2
-    assert "has no function that is marked with @passes or @fails" in lines[-1]
+    assert run(tmp_path / "surprise.py", SOLUTIONS.replace("SAYS", "''")) == 1
+    *_, count, surprise = capsys.readouterr().out.rstrip().splitlines()
+    assert count.startswith("1 surprises") and surprise.startswith(f"wrong {label}")
+    with pytest.raises(SystemExit):
+        run(tmp_path / "none.py", "def speed_of_light(): ...")
+    assert "no function that is marked with @passes or @fails" in capsys.readouterr().err

@@ -1,9 +1,6 @@
 """A report in a notebook: all of it is there, and no text of a student's becomes markup."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +22,7 @@ class Read(HTMLParser):
         self.feed(html)
         self.close()
 
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
+    def handle_starttag(self, tag: str, attrs) -> None:
         self.tags.append((tag, tuple(name for name, _ in attrs)))
         self.values += [value for _, value in attrs if value is not None]
 
@@ -36,7 +33,7 @@ class Read(HTMLParser):
         self.text += data
 
 
-def failed(name: str, reason: str, detail: str = "", **fields: Any) -> CaseResult:
+def failed(name: str, reason: str, detail: str = "", **fields) -> CaseResult:
     return CaseResult(name, False, reason, detail, 0.1, **fields)
 
 
@@ -142,7 +139,7 @@ def test_numbers_ranks_and_places_do_not_make_another_cause(reason: str, other: 
     assert cause_of(reason) == cause_of(other)
 
 
-def result(name: str, reason: str, difficulty: tuple[int, ...] = (), **fields: Any) -> CaseResult:
+def result(name: str, reason: str, difficulty: tuple[int, ...] = (), **fields) -> CaseResult:
     return failed(name, reason, f"all about {name}", difficulty=difficulty, **fields)
 
 

@@ -1,11 +1,7 @@
 """What decides a case besides its values."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -18,7 +14,7 @@ from course_lib.ranks.explain.failure import Failure, rank_error
 from course_lib.ranks.trace.event import computation
 
 
-def nothing(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def nothing(case: Case, inputs, outputs) -> None:
     """Find nothing wrong."""
 
 
@@ -55,7 +51,7 @@ def test_what_the_ranks_did_is_judged_besides_their_values(case, events, message
 
 
 def test_a_judge_that_has_no_memory_blames_nobody() -> None:
-    def judge(*_: Any) -> None:
+    def judge(*_) -> None:
         raise MemoryError
 
     check = Check("f", len, lambda *_: [1], judge, (Case("a", 1),))
@@ -113,7 +109,7 @@ def test_a_mistake_is_named_if_it_explains_what_it_could(findings, hints):
 def test_a_part_that_no_case_decides_is_not_earned_by_failing() -> None:
     """As if a check lost the cases of a part, or ran out of time before them."""
 
-    def judge(case: Case, inputs: Any, outputs: Any) -> None:
+    def judge(case: Case, inputs, outputs) -> None:
         if case.name in outputs:
             raise Wrong("it fails")
 

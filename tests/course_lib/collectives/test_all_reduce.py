@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from course_lib import collectives
 from course_lib.sharding import shard_bounds
-from tests.helpers.collective_cases import ALL_REDUCES, DTYPES, LENGTHS, WORLDS, total
-from tests.helpers.rank_values import values
+from tests.helpers.collective_cases import ALL_REDUCES, DTYPES, LENGTHS, WORLDS, total, values
 
 CASES = [(n, torch.float32) for n in LENGTHS] + [(37, dtype) for dtype in DTYPES]
 

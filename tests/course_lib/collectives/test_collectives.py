@@ -1,36 +1,40 @@
 """Collectives by hand: groups, two levels, named mistakes, roots, rotations, all to all."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from course_lib import collectives
-from course_lib.collectives import all_to_all, place_in, reduce_scatter, rotate
+from course_lib.collectives import (
+    all_to_all,
+    place_in,
+    reduce_scatter,
+    ring_all_reduce,
+    rotate,
+)
+from course_lib.ranks import RankError
 from course_lib.sharding import shard, shard_bounds
-from tests.helpers.collective_cases import ALL_REDUCES, BROADCASTS, DTYPES, LENGTHS, WORLDS, total
-from tests.helpers.rank_values import values
+from tests.helpers import collective_cases as cases
 
 
-def inside_groups(members: list[int]) -> dict[str, Any] | str:
+def inside_groups(members: list[int]):
     group = dist.new_group(members)
     rank = dist.get_rank()
     if rank not in members:
         try:
-            collectives.ring_all_reduce(torch.ones(3), group)
+            ring_all_reduce(torch.ones(3), group)
         except ValueError as error:
             return str(error)
         return "no error"
-    results: dict[str, Any] = {}
-    for name in ALL_REDUCES:
-        results[name] = values(rank, 17)
+    results = {}
+    for name in cases.ALL_REDUCES:
+        results[name] = cases.values(rank, 17)
         getattr(collectives, name)(results[name], group)
-    for name in [*BROADCASTS, "reduce"]:
-        results[name] = values(rank, 17)
+    for name in [*cases.BROADCASTS, "reduce"]:
+        results[name] = cases.values(rank, 17)
         getattr(collectives, name)(results[name], members[-1], group)
-    results["reduce_scatter"] = collectives.reduce_scatter(values(rank, 17), group)
-    results["rotate"] = collectives.rotate(values(rank, 17), group)
+    results["reduce_scatter"] = collectives.reduce_scatter(cases.values(rank, 17), group)
+    results["rotate"] = collectives.rotate(cases.values(rank, 17), group)
     try:
         collectives.broadcast(torch.ones(1), min({0, 1, 2, 3} - set(members)), group)
     except ValueError as error:
@@ -46,24 +50,24 @@ def test_groups_translate_ranks(ranks_of, on, members):
         if rank not in members:
             assert f"rank {rank} is not a member" in results
             continue
-        for name in ALL_REDUCES:
-            assert torch.equal(results[name], total(members, 17)), name
-        for name in BROADCASTS:
-            assert torch.equal(results[name], values(members[-1], 17)), name
+        for name in cases.ALL_REDUCES:
+            assert torch.equal(results[name], cases.total(members, 17)), name
+        for name in cases.BROADCASTS:
+            assert torch.equal(results[name], cases.values(members[-1], 17)), name
         start, stop = shard_bounds(17, len(members), members.index(rank))
-        assert torch.equal(results["reduce_scatter"], total(members, 17)[start:stop])
+        assert torch.equal(results["reduce_scatter"], cases.total(members, 17)[start:stop])
         before = members[members.index(rank) - 1]
-        assert torch.equal(results["rotate"], values(before, 17))
+        assert torch.equal(results["rotate"], cases.values(before, 17))
         assert "is not a member of this group" in results["error"]
         if rank == members[-1]:
-            assert torch.equal(results["reduce"], total(members, 17))
+            assert torch.equal(results["reduce"], cases.total(members, 17))
 
 
 def on_two_levels(ranks_per_node: int) -> list[torch.Tensor]:
     inside, between = collectives.two_level_groups(ranks_per_node)
     results = []
-    for length in LENGTHS:
-        tensor = values(dist.get_rank(), length)
+    for length in cases.LENGTHS:
+        tensor = cases.values(dist.get_rank(), length)
         collectives.hierarchical_all_reduce(tensor, inside, between)
         results.append(tensor)
     return results
@@ -76,50 +80,39 @@ def on_two_levels(ranks_per_node: int) -> list[torch.Tensor]:
 def test_hierarchical_all_reduce(ranks_of, on, k, ranks_per_node):
     ranks = ranks_of(on, k)
     for replica in ranks.run(on_two_levels, ranks_per_node):
-        for length, result in zip(LENGTHS, replica, strict=True):
-            assert torch.equal(result, total(list(range(k)), length))
+        for length, result in zip(cases.LENGTHS, replica, strict=True):
+            assert torch.equal(result, cases.total(list(range(k)), length))
     between_nodes = sum(
         event.bytes
         for event in ranks.trace.events
         if event.kind == "send" and event.peer // ranks_per_node != event.rank // ranks_per_node
     )
     nodes = k // ranks_per_node
-    assert between_nodes == 4 * sum(LENGTHS) * 2 * (nodes - 1)  # of all ranks together
+    assert between_nodes == 4 * sum(cases.LENGTHS) * 2 * (nodes - 1)  # of all ranks together
 
 
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def refused() -> list[str]:
-    messages = []
-    for call in (
-        lambda: collectives.two_level_groups(2),
-        lambda: collectives.pipelined_broadcast(torch.ones(3), segments=0),
-        lambda: collectives.broadcast(torch.ones(3), src=9),
-        lambda: collectives.ring_all_reduce(torch.ones(1).expand(3)),
-    ):
-        with pytest.raises(ValueError) as error:
-            call()
-        messages.append(str(error.value))
-    with pytest.raises(TypeError) as type_error:
-        collectives.ring_all_reduce(torch.ones(3).to_sparse())
-    return [*messages, str(type_error.value)]
-
-
-def test_mistakes_are_named(ranks_of):
-    messages = ranks_of("simulated", 3).run(refused)[0]
-    (nodes, broadcast, root, expanded, sparse) = messages
-    assert "3 ranks do not fill nodes of 2" in nodes
-    assert "segments=0" in broadcast
-    assert "rank 9" in root
-    assert "clone()" in expanded
-    assert "to_dense" in sparse
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (lambda: collectives.two_level_groups(2), "3 ranks do not fill nodes of 2"),
+        (lambda: collectives.pipelined_broadcast(torch.ones(3), segments=0), "segments=0"),
+        (lambda: collectives.broadcast(torch.ones(3), src=9), "rank 9"),
+        (lambda: ring_all_reduce(torch.ones(1).expand(3)), r"ValueError: .*clone\(\)"),
+        (lambda: ring_all_reduce(torch.ones(3).to_sparse()), "TypeError: .*to_dense"),
+    ],
+)
+def test_mistakes_are_named(ranks_of, program, message):
+    with pytest.raises(RankError, match=message):
+        ranks_of("simulated", 3).run(program)
 
 
 def conjugates(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Tensors whose conjugation, or negation, has not been computed yet."""
     rank = dist.get_rank()
-    z = torch.complex(values(rank, 7).double(), values(rank + 9, 7).double())
+    z = torch.complex(cases.values(rank, 7).double(), cases.values(rank + 9, 7).double())
     conjugate, negative = z.clone().conj(), z.clone().conj().imag
     assert conjugate.is_conj() and negative.is_neg()
     getattr(collectives, name)(conjugate)
@@ -127,10 +120,10 @@ def conjugates(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     return conjugate.resolve_conj(), negative.resolve_neg()
 
 
-@pytest.mark.parametrize("name", ALL_REDUCES)
+@pytest.mark.parametrize("name", cases.ALL_REDUCES)
 @pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
 def test_conjugates_are_summed_as_what_they_mean(ranks_of, on, k, name):
-    real, imag = (sum(values(r + offset, 7).double() for r in range(k)) for offset in (0, 9))
+    real, imag = (sum(cases.values(r + offset, 7).double() for r in range(k)) for offset in (0, 9))
     for conjugate, negative in ranks_of(on, k).run(conjugates, name):
         assert torch.equal(conjugate, torch.complex(real, -imag))
         assert torch.equal(negative, -imag)
@@ -147,39 +140,39 @@ def test_without_ranks_the_message_says_how_to_get_some():
 def every_root(*names: str) -> list[torch.Tensor]:
     results = []
     for name in names:
-        for length in LENGTHS:
+        for length in cases.LENGTHS:
             for root in range(dist.get_world_size()):
-                tensor = values(dist.get_rank(), length)
+                tensor = cases.values(dist.get_rank(), length)
                 getattr(collectives, name)(tensor, root)
                 results.append(tensor)
     return results
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), cases.WORLDS)
 def test_broadcast_copies_the_root_s(ranks_of, on, k):
-    expected = [values(root, length) for length in LENGTHS for root in range(k)]
-    for replica in ranks_of(on, k).run(every_root, *BROADCASTS):
-        for result, right in zip(replica, expected * len(BROADCASTS), strict=True):
+    expected = [cases.values(root, length) for length in cases.LENGTHS for root in range(k)]
+    for replica in ranks_of(on, k).run(every_root, *cases.BROADCASTS):
+        for result, right in zip(replica, expected * len(cases.BROADCASTS), strict=True):
             assert torch.equal(result, right)
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), cases.WORLDS)
 def test_reduce_leaves_the_sum_at_the_root(ranks_of, on, k):
     replicas = ranks_of(on, k).run(every_root, "reduce")
-    cases = [(length, root) for length in LENGTHS for root in range(k)]
-    for case, (length, root) in enumerate(cases):
-        assert torch.equal(replicas[root][case], total(list(range(k)), length))
+    roots = [(length, root) for length in cases.LENGTHS for root in range(k)]
+    for case, (length, root) in enumerate(roots):
+        assert torch.equal(replicas[root][case], cases.total(list(range(k)), length))
 
 
 # --- rotations ------------------------------------------------------------------------------------
 
 
 SHAPES = [(0,), (), (5,), (4, 3)]
-ROTATED = [(shape, dtype) for shape in SHAPES for dtype in DTYPES]
+ROTATED = [(shape, dtype) for shape in SHAPES for dtype in cases.DTYPES]
 
 
 def tensor_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return values(rank, torch.Size(shape).numel(), dtype).view(shape)
+    return cases.values(rank, torch.Size(shape).numel(), dtype).view(shape)
 
 
 def rotations() -> list[torch.Tensor]:
@@ -194,7 +187,7 @@ def rotations() -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), cases.WORLDS)
 def test_each_rank_gets_what_the_rank_before_it_had(ranks_of, on, k):
     for rank, results in enumerate(ranks_of(on, k).run(rotations)):
         for case, result in zip(ROTATED, results, strict=True):
@@ -205,22 +198,22 @@ def test_each_rank_gets_what_the_rank_before_it_had(ranks_of, on, k):
 # --- all to all -----------------------------------------------------------------------------------
 
 
-TRANSPOSED = [(length, dtype) for dtype in DTYPES for length in LENGTHS]
+TRANSPOSED = [(length, dtype) for dtype in cases.DTYPES for length in cases.LENGTHS]
 
 
 def transpositions() -> list[torch.Tensor]:
     results = []
     for length, dtype in TRANSPOSED:
-        tensor = values(dist.get_rank(), length, dtype)
+        tensor = cases.values(dist.get_rank(), length, dtype)
         results.append(all_to_all(tensor))
-        assert torch.equal(tensor, values(dist.get_rank(), length, dtype))  # left alone
+        assert torch.equal(tensor, cases.values(dist.get_rank(), length, dtype))  # left alone
         assert torch.equal(results[-1].sum(0).to(dtype), reduce_scatter(tensor))
     return results
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), cases.WORLDS)
 def test_row_s_is_what_rank_s_had_for_this_rank(ranks_of, on, k):
     for rank, results in enumerate(ranks_of(on, k).run(transpositions)):
         for (length, dtype), result in zip(TRANSPOSED, results, strict=True):
-            expected = [shard(values(r, length, dtype), k, rank) for r in range(k)]
+            expected = [shard(cases.values(r, length, dtype), k, rank) for r in range(k)]
             assert torch.equal(result, torch.stack(expected))

@@ -8,11 +8,10 @@ import torch.distributed as dist
 
 from course_lib.collectives import mean_rounded_once, ring_all_reduce, sum_in_one_order
 from course_lib.ranks import RankError, Ranks
-from tests.helpers.collective_cases import LENGTHS, WORLDS
-from tests.helpers.rank_values import values
+from tests.helpers.collective_cases import LENGTHS, WORLDS, values
 
+# Micro-batches: 3 times a power of two.
 M = 24
-"""Micro-batches: 3 times a power of two."""
 
 
 def numbers(rank: int, length: int) -> torch.Tensor:

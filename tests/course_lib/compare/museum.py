@@ -6,8 +6,6 @@ call it. The sources are issues and pull requests of public projects; the code i
 the mistake allows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,40 +1,30 @@
 """A flipped bit is found where replicas must be equal, and only there."""
 
-from __future__ import annotations
-
-import functools
-
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_lib.compare import Disagreement, checksum, compare_replicas, flip_bit
+from course_lib.compare import checksum, compare_replicas, flip_bit
 from course_lib.ddp import DistributedDataParallel
 from course_lib.fully_sharded import FullyShardedDataParallel
-from course_lib.ranks import Ranks
 from course_lib.sharded_optimizer import ShardedOptimizer
 from tests.course_lib.compare.museum import adam, batch, mlp, own_batch, squared
+from tests.helpers.carriers import ranks_on
 
 BITS = (0, 11, 22, 23, 29, 30, 31)
 NAMES = {"averaged gradient": "gradient of", "state": "state exp_avg of", "weight": "weight"}
 
 
-@functools.cache
-def ranks_of(world_size: int, on: str) -> Ranks:
-    return Ranks(world_size, on=on)
-
-
-def after_two_steps(place: str, bit: int, bad: int) -> Disagreement | None:
+def after_two_steps(place: str, bit: int, bad: int):
     """Flip a bit of rank `bad` in the first of two steps; compare."""
     model = mlp()
     ddp = DistributedDataParallel(model)
     optimizer, weight = adam(model), model[0].weight
 
-    def flip(flipped: str, tensor: Tensor) -> None:
+    def flip(flipped: str, tensor) -> None:
         if (flipped, dist.get_rank(), step) == (place, bad, 0):
             flip_bit(tensor, bit, 5)
 
@@ -54,10 +44,10 @@ def after_two_steps(place: str, bit: int, bad: int) -> Disagreement | None:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("place", NAMES)
 def test_a_flip_that_parts_the_replicas_names_the_rank(place, world_size, on):
-    def all_bits() -> list[Disagreement | None]:
+    def all_bits():
         return [after_two_steps(place, bit, world_size - 1) for bit in BITS]
 
-    for first, *others in zip(*ranks_of(world_size, on).run(all_bits), strict=True):
+    for first, *others in zip(*ranks_on(on, world_size).run(all_bits), strict=True):
         assert all(other == first for other in others)  # all ranks are told the same
         assert first is not None and first.name == f"{NAMES[place]} 0.weight"
         if world_size == 2:
@@ -67,25 +57,25 @@ def test_a_flip_that_parts_the_replicas_names_the_rank(place, world_size, on):
 
 
 def test_a_group_names_ranks_as_the_world_does() -> None:
-    def in_a_group() -> Disagreement | None:
+    def in_a_group():
         group = dist.new_group([1, 2, 3])
         model = mlp()
         if dist.get_rank() == 2:
             flip_bit(model[3].bias, 3)
         return compare_replicas(model, group=group) if dist.get_rank() else None
 
-    outside, *inside = ranks_of(4, "simulated").run(in_a_group)
+    outside, *inside = ranks_on("simulated", 4).run(in_a_group)
     assert outside is None
     assert all(disagreement is not None and disagreement.ranks == [2] for disagreement in inside)
 
 
-def sharded_run(how: str, bad: int | None = None) -> list[Disagreement | None]:
+def sharded_run(how: str, bad: int | None = None):
     """Compare after backward, after the step, and after a flip on rank `bad` of the group."""
     model, group = mlp(), dist.group.WORLD
     if how == "hybrid":  # each two ranks share a replica
         mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2))
         group = mesh.get_group(0)
-        wrapped: nn.Module = FullyShardedDataParallel(model, group=mesh.get_group(1))
+        wrapped = FullyShardedDataParallel(model, group=mesh.get_group(1))
         optimizer: torch.optim.Optimizer = adam(wrapped)
     else:
         wrapped = DistributedDataParallel(model) if how == "averaged" else model
@@ -107,7 +97,7 @@ def sharded_run(how: str, bad: int | None = None) -> list[Disagreement | None]:
 
 @pytest.mark.parametrize("how", ["averaged", "local", "sharded", "hybrid"])
 def test_sharded_runs_that_are_right_agree_and_a_flip_parts_them(how: str) -> None:
-    ranks = ranks_of(4, "simulated")
+    ranks = ranks_on("simulated", 4)
     assert ranks.run(sharded_run, how) == [[None] * 5] * 4
     for *right, last in ranks.run(sharded_run, how, 1):
         assert right == [None] * 4
@@ -118,7 +108,7 @@ def test_sharded_runs_that_are_right_agree_and_a_flip_parts_them(how: str) -> No
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 @pytest.mark.parametrize("bad", [0, 2])
 def test_a_state_or_a_gradient_that_a_rank_lacks_is_a_difference(on: str, bad: int) -> None:
-    def lacking(kind: str) -> Disagreement | None:
+    def lacking(kind: str):
         model = mlp()
         optimizer = adam(model)
         model(batch()[0]).sum().backward()
@@ -130,7 +120,7 @@ def test_a_state_or_a_gradient_that_a_rank_lacks_is_a_difference(on: str, bad: i
         return compare_replicas(model, optimizer)
 
     for kind, name in (("state", "state step of 0.bias"), ("gradient", "gradient of 0.bias")):
-        for disagreement in ranks_of(3, on).run(lacking, kind):
+        for disagreement in ranks_on(on, 3).run(lacking, kind):
             assert (disagreement.name, disagreement.ranks) == (name, [bad])
 
 

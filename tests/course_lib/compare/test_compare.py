@@ -1,14 +1,11 @@
 """The report, the tolerances and the layouts."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest
 import torch
-from torch import nn
 
-from course_lib.compare import Record, compare, record, trusted_run
+from course_lib.compare import compare, record, trusted_run
 from tests.course_lib.compare.museum import batch, mlp, one_rank, sgd, train
 
 
@@ -27,11 +24,11 @@ def test_a_record_can_be_sent_and_nothing_stays_behind() -> None:
 
 @pytest.mark.parametrize("error", [1e-7, 1e-3])
 def test_the_tolerance_lies_between_rounding_and_an_error(error: float) -> None:
-    def after(model: nn.Module) -> None:
+    def after(model) -> None:
         grad = model[3].weight.grad
         grad[1, 2] += error * grad.abs().max()
 
-    def step() -> Record:
+    def step():
         return train(mlp(), after=after)
 
     report = compare(trusted_run(one_rank), [step()])

@@ -4,39 +4,29 @@
 ``python -m tests.course_lib.compare.test_museum`` writes that page.
 """
 
-from __future__ import annotations
-
 import functools
 from functools import partial
-from typing import Literal
 
 import pytest
 
-from course_lib.compare import Record, Report, compare, trusted_run
-from course_lib.ranks import Ranks
-from tests.course_lib.compare.museum import BUGS, RIGHT, Bug, Right
+from course_lib.compare import compare, trusted_run
+from tests.course_lib.compare.museum import BUGS, RIGHT
 from tests.helpers import ROOT
+from tests.helpers.carriers import ranks_on
 
 pytestmark = pytest.mark.usefixtures("ddp_is_imported")
 
 PAGE = ROOT / "docs" / "silent_bugs.md"
-Kind = Literal["cpu", "simulated"]
 
 
 @functools.cache
-def ranks_of(world_size: int, on: Kind) -> Ranks:
-    """Return ranks that all tests of this file share."""
-    return Ranks(world_size, on=on)
-
-
-@functools.cache
-def trusted_of(name: str) -> Record:
+def trusted_of(name: str):
     (bug,) = [bug for bug in BUGS if bug.name == name]
     return trusted_run(bug.right)
 
 
-def of_the_bug(bug: Bug, world_size: int, on: Kind) -> Report:
-    records = ranks_of(world_size, on).run(bug.step)
+def of_the_bug(bug, world_size: int, on: str):
+    records = ranks_on(on, world_size).run(bug.step)
     return compare(trusted_of(bug.name), records, bug.shards)
 
 
@@ -54,17 +44,17 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize(("bug", "world_size", "on"), CASES)
-def test_a_silent_bug_is_found_and_named(bug: Bug, world_size: int, on: Kind) -> None:
+def test_a_silent_bug_is_found_and_named(bug, world_size: int, on: str) -> None:
     report = of_the_bug(bug, world_size, on)
     assert report.first is not None
     assert (report.first.key.kind, report.first.label) == (bug.kind, bug.label), report
 
 
 @pytest.mark.parametrize(("program", "world_size"), PROGRAMS)
-def test_a_right_program_raises_no_alarm(program: Right, world_size: int) -> None:
+def test_a_right_program_raises_no_alarm(program, world_size: int) -> None:
     seed = world_size
     trusted = trusted_run(partial(program.right, seed=seed), dtype=program.rounded_to)
-    report = compare(trusted, ranks_of(world_size, program.on).run(program.step, seed))
+    report = compare(trusted, ranks_on(program.on, world_size).run(program.step, seed))
     assert report.first is None, report
     assert all(name.startswith("the output of") for name in report.left_out), report
     assert report.compared > 10

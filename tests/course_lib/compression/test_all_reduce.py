@@ -2,16 +2,14 @@
 
 import math
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from course_lib.collectives import ring_all_reduce
-from course_lib.compression import Compressor, ErrorFeedback, Uniform8Bit, compressed_all_reduce
+from course_lib.compression import ErrorFeedback, Uniform8Bit, compressed_all_reduce
 from course_lib.compression.all_reduce import sum_by_codec
 from course_lib.compression.uniform_8bit import dequantize
 from course_lib.sharding import shard, shard_bounds
@@ -23,12 +21,12 @@ LINEAR = {"random-k", "random-k, scaled", "PowerSGD"}
 STEPS = 3
 
 
-def gradient(rank: int, length: int, step: int) -> Tensor:
+def gradient(rank: int, length: int, step: int):
     generator = torch.Generator().manual_seed(10_000 * step + 100 * length + rank)
     return torch.randn(length, generator=generator)
 
 
-def steps(make: Callable[[], Compressor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def steps(make, dtype: torch.dtype = torch.float32):
     """Return, by length and step, what this rank holds afterwards."""
     compressor = ErrorFeedback(make())
     results = []
@@ -40,7 +38,7 @@ def steps(make: Callable[[], Compressor], dtype: torch.dtype = torch.float32) ->
     return results
 
 
-def in_one_process(make: Callable[[], Compressor], k: int) -> list[Tensor]:
+def in_one_process(make, k: int):
     """The same from its definition, with every rank's residual."""
     results = []
     for length in LENGTHS:
@@ -83,7 +81,7 @@ def test_a_linear_compressor_compresses_the_sum(ranks_of, on: str, k: int, name:
         torch.testing.assert_close(results, replicas[0], rtol=0, atol=0)
 
 
-def one_step(name: str, length: int) -> Tensor:
+def one_step(name: str, length: int):
     tensor = gradient(dist.get_rank(), length, 0)
     compressed_all_reduce(tensor, EVERY[name]())
     return tensor
@@ -124,7 +122,7 @@ def test_sum_by_codec_takes_the_two_functions_of_a_codec(ranks_of) -> None:
     assert all(ranks_of("simulated", 3).run(sums_of_two_functions))
 
 
-def in_groups() -> tuple[Tensor, Tensor]:
+def in_groups():
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 3]), dist.new_group([1, 2])]
     tensor = gradient(rank, 50, 0).view(5, 10).T  # not contiguous
@@ -142,7 +140,7 @@ def test_in_a_group_and_with_strides(ranks_of, on: str) -> None:
             assert torch.equal(results[rank][0], results[pair[0]][0])
 
 
-def one_overflow(name: str, bad: float) -> tuple[list[Tensor], list[Tensor], list[str]]:
+def one_overflow(name: str, bad: float):
     """Return the results of five steps, residuals after the second, in which rank 1 overflows."""
     compressor, results, residuals = ErrorFeedback(EVERY[name]()), [], []
     with warnings.catch_warnings(record=True) as notices:

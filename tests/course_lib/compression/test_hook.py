@@ -1,18 +1,15 @@
 """Hooks in DistributedDataParallel, ours and PyTorch's: equal replicas, the same steps."""
 
 import itertools
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.compression import (
     CompressionState,
-    Compressor,
     ErrorFeedback,
     OneBit,
     PowerSGD,
@@ -21,20 +18,15 @@ from course_lib.compression import (
     compression_hook,
 )
 from course_lib.ddp import DistributedDataParallel
-from tests.helpers.ddp_scenarios import SMALL_CAP, mlp, own_shards, sgd, state_of
+from tests.helpers.ddp_scenarios import SMALL_CAP, mlp, own_shards, sgd, state_of, steps
 
 
-def train_compressed(ddp: type, make: Callable[[], Compressor] | None) -> list[Tensor]:
+def train_compressed(ddp: type, make):
     net = mlp(seed=dist.get_rank())
     wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
     if make is not None:
         wrapped.register_comm_hook(CompressionState(make()), compression_hook)
-    optimizer = sgd(net)
-    for x, y in own_shards():
-        optimizer.zero_grad()
-        F.mse_loss(wrapped(x), y).backward()
-        optimizer.step()
-    return state_of(net)
+    return steps(wrapped, net)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -53,7 +45,7 @@ def test_ours_and_pytorch_with_all_of_the_gradient(ranks_of, on: str, k: int) ->
                 torch.testing.assert_close(other, first, rtol=0, atol=0)
 
 
-def train_scaled(make: Callable[[], Compressor]) -> tuple[list[list[Tensor]], float]:
+def train_scaled(make):
     """Return the weights after each step, and the scale. In the second step rank 1 overflows."""
     net = mlp().float()
     wrapped = DistributedDataParallel(net, bucket_cap_mb=SMALL_CAP)

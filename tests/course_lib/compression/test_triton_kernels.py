@@ -5,20 +5,15 @@ On a CPU through Triton's interpreter (tests/conftest.py asks for it); compiled 
 Skipped where there is no Triton: `pip install .[gpu]` brings it, and so does PyTorch for CUDA.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator
-from types import ModuleType
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
-from course_lib.compression import Compressor, ErrorFeedback, OneBit, Payload, Uniform8Bit
+from course_lib.compression import ErrorFeedback, OneBit, Payload, Uniform8Bit
 from course_lib.compression import one_bit as one_bit_module
 from course_lib.compression import uniform_8bit as uniform_8bit_module
 
@@ -43,7 +38,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tensors_on(device: str) -> Iterator[None]:
+def tensors_on(device: str):
     """What a test makes without a device lies on the one that its kernels run on."""
     torch.set_default_device(device)
     yield
@@ -51,12 +46,12 @@ def tensors_on(device: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def kernels(device: str) -> ModuleType:
+def kernels(device: str):
     return importlib.import_module("course_lib.compression.triton_kernels")
 
 
 @contextlib.contextmanager
-def fused(kernels: ModuleType | None) -> Iterator[mock.Mock]:
+def fused(kernels):
     """Use the kernels inside, whatever the device is; with None, plain PyTorch."""
     kernels_for = mock.Mock(return_value=kernels)
     with (
@@ -66,14 +61,14 @@ def fused(kernels: ModuleType | None) -> Iterator[mock.Mock]:
         yield kernels_for
 
 
-def drawn(length: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+def drawn(length: int, dtype: torch.dtype, seed: int = 0):
     x = torch.randn(length, generator=torch.Generator().manual_seed(seed), device="cpu") * 10
     if length > 5:
         x[2], x[3], x[5] = 0.0, -0.0, 1e-30
     return x.to(dtype).to(torch.get_default_device())
 
 
-def same_bits(a: Tensor, b: Tensor) -> bool:
+def same_bits(a, b) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
@@ -96,8 +91,8 @@ def test_wire_and_result_are_those_of_plain_pytorch(kernels, codec, dtype, lengt
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_residuals_stay_the_same_over_steps(kernels: ModuleType, codec: str, length: int) -> None:
-    def three_steps(module: ModuleType | None) -> list[Tensor]:
+def test_residuals_stay_the_same_over_steps(kernels, codec: str, length: int) -> None:
+    def three_steps(module):
         compressor = ErrorFeedback(CODECS[codec]())
         results = []
         with fused(module):
@@ -112,12 +107,12 @@ def test_residuals_stay_the_same_over_steps(kernels: ModuleType, codec: str, len
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_sums_of_decoded_wires_are_the_same(kernels: ModuleType, codec: str, length: int) -> None:
+def test_sums_of_decoded_wires_are_the_same(kernels, codec: str, length: int) -> None:
     """From a wire that begins anywhere in memory, too."""
     payloads = [CODECS[codec]().encode(drawn(length, torch.float32, seed)) for seed in range(3)]
 
-    def total(module: ModuleType | None) -> Tensor:
-        compressor: Compressor = CODECS[codec]()
+    def total(module):
+        compressor = CODECS[codec]()
         out = torch.full((length,), 0.1)
         with fused(module):
             for payload in payloads:
@@ -131,7 +126,7 @@ def test_sums_of_decoded_wires_are_the_same(kernels: ModuleType, codec: str, len
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_a_number_makes_its_block_that(kernels: ModuleType, bad: float) -> None:
+def test_what_is_not_a_number_makes_its_block_that(kernels, bad: float) -> None:
     x = drawn(300, torch.float32)
     x[150] = bad
     with fused(kernels):
@@ -140,7 +135,7 @@ def test_what_is_not_a_number_makes_its_block_that(kernels: ModuleType, bad: flo
     assert result[:100].isfinite().all() and result[200:].isfinite().all()
 
 
-def test_kernels_start_on_the_device_of_their_tensors(kernels: ModuleType) -> None:
+def test_kernels_start_on_the_device_of_their_tensors(kernels) -> None:
     """Which need not be the current one: Triton itself takes that."""
     x, scale, codes = torch.ones(5000), torch.ones(1), torch.zeros(5000, dtype=torch.uint8)
     with mock.patch.object(torch.cuda, "device_of", wraps=torch.cuda.device_of) as device_of:

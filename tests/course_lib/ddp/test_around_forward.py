@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -22,7 +22,7 @@ class Counter(nn.Module):
         self.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
         self.norm = nn.BatchNorm1d(2).double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.seen += dist.get_rank() + 1
         return self.norm(self.layer(x))
 
@@ -30,7 +30,7 @@ class Counter(nn.Module):
 # --- names to leave alone -------------------------------------------------------------------------
 
 
-def ignoring(by: str) -> dict[str, Tensor]:
+def ignoring(by: str):
     net = Counter()
     net.seen += dist.get_rank()
     net.layer.bias.data += dist.get_rank()
@@ -97,7 +97,7 @@ def test_the_first_rank_that_is_done_may_end_it_for_all(ranks_of, on, counts):
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
-def train_batch_norm(ddp: type, broadcast_buffers: bool) -> list[Tensor]:
+def train_batch_norm(ddp: type, broadcast_buffers: bool):
     torch.manual_seed(dist.get_rank())
     net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
     if broadcast_buffers:  # without, PyTorch's are not even equal at the start; ours always are
@@ -150,7 +150,7 @@ def test_buffers_are_not_sent_when_nothing_changed_them(ranks_of):
 # --- ranks with different numbers of batches ------------------------------------------------------
 
 
-def train_uneven(ddp: type, counts: list[int], by_initial: bool, micro: int) -> list[Tensor]:
+def train_uneven(ddp: type, counts: list[int], by_initial: bool, micro: int):
     """With `micro` backwards per step, all but the last in no_sync."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()

@@ -1,31 +1,16 @@
 """Mistakes are named, on the rank that made them; hooks are PyTorch's."""
 
 import contextlib
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.functional import mse_loss
 
 from course_lib.ddp import DistributedDataParallel, all_reduce_hook
 from course_lib.ranks import RankError, Ranks
-from tests.helpers.ddp_scenarios import (
-    FEW,
-    SMALL_CAP,
-    STEPS,
-    compare,
-    expect,
-    mlp,
-    one_machine,
-    own_shards,
-    random,
-    sgd,
-    state_of,
-    train,
-)
+from tests.helpers import ddp_scenarios as scenarios
 
 UNMADE = {
     "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1)),
@@ -42,7 +27,7 @@ def _without_statistics(norm: nn.Module) -> None:
 def mistake(case: str) -> None:
     if case in UNMADE:
         DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), UNMADE[case]()))
-    net = mlp()
+    net = scenarios.mlp()
     x = torch.ones(2, 6).double()
     if case == "nothing to train":
         DistributedDataParallel(net.requires_grad_(False))
@@ -83,7 +68,7 @@ def mistake(case: str) -> None:
             wrapped(x)
 
 
-def _fail(_: Tensor) -> None:
+def _fail(_) -> None:
     raise KeyError
 
 
@@ -118,7 +103,7 @@ def test_mistakes_are_named(ranks_of, case, message):
 # --- hooks written for PyTorch do the same here ---------------------------------------------------
 
 
-def doubling_hook(state: dict[str, int], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def doubling_hook(state: dict[str, int], bucket: dist.GradBucket):
     """Returns another tensor than the bucket's, and counts."""
     state["buckets"] = state.get("buckets", 0) + 1
     assert bucket.buffer().numel() == sum(g.numel() for g in bucket.gradients())
@@ -128,47 +113,39 @@ def doubling_hook(state: dict[str, int], bucket: dist.GradBucket) -> torch.futur
     return future.then(lambda future: 2 * future.value()[0] / dist.get_world_size())
 
 
-def train_hooked(ddp: type, hook: str) -> list[Tensor]:
-    net = mlp(seed=dist.get_rank())
-    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
-    state: dict[str, int] = {}
-    if hook == "own":
-        wrapped.register_comm_hook(state, doubling_hook)
-    else:
-        wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
-    optimizer = sgd(net)
-    for x, y in own_shards():
-        optimizer.zero_grad()
-        mse_loss(wrapped(x), y).backward()
-        optimizer.step()
-    if hook == "own" and ddp is DistributedDataParallel:
-        assert state["buckets"] >= 2 * STEPS and state["last"] >= 1
-    return state_of(net)
+def train_hooked(ddp: type, hook):
+    net, state = scenarios.mlp(seed=dist.get_rank()), {} if hook is doubling_hook else None
+    wrapped = ddp(net, bucket_cap_mb=scenarios.SMALL_CAP)
+    wrapped.register_comm_hook(state, hook)
+    trained = scenarios.steps(wrapped, net)
+    if state and ddp is DistributedDataParallel:
+        assert state["buckets"] >= 2 * scenarios.STEPS and state["last"] >= 1
+    return trained
 
 
-@pytest.mark.parametrize("hook", ["allreduce_hook", "own"])
-@pytest.mark.parametrize(("on", "k"), FEW)
+@pytest.mark.parametrize("hook", [default_hooks.allreduce_hook, doubling_hook])
+@pytest.mark.parametrize(("on", "k"), scenarios.FEW)
 def test_comm_hooks_written_for_pytorch(ranks_of, on, k, hook):
-    compare(ranks_of(on, k), train_hooked, hook)
+    scenarios.compare(ranks_of(on, k), train_hooked, hook)
 
 
-def train_with_constructor_hook(pair: bool) -> list[Tensor]:
-    hook: Any = (dist.group.WORLD, all_reduce_hook) if pair else all_reduce_hook
-    return train(DistributedDataParallel, comm_hook=hook)
+def train_with_constructor_hook(pair: bool):
+    hook = (dist.group.WORLD, all_reduce_hook) if pair else all_reduce_hook
+    return scenarios.train(DistributedDataParallel, comm_hook=hook)
 
 
 @pytest.mark.parametrize("pair", [True, False])
 def test_a_hook_given_to_the_constructor(ranks_of, pair):
     replicas = ranks_of("cpu", 2).run(train_with_constructor_hook, pair)
-    expect(replicas, one_machine(mlp(seed=0)))
+    scenarios.expect(replicas, scenarios.one_machine(scenarios.mlp(seed=0)))
 
 
-def wrong_hook(result: Any) -> None:
-    wrapped = DistributedDataParallel(mlp())
-    future: torch.futures.Future[Any] = torch.futures.Future()
+def wrong_hook(result) -> None:
+    wrapped = DistributedDataParallel(scenarios.mlp())
+    future = torch.futures.Future()
     future.set_result(torch.ones(1))
     wrapped.register_comm_hook(None, lambda state, bucket: future if result else None)
-    wrapped(random(4, 6)).sum().backward()
+    wrapped(scenarios.random(4, 6)).sum().backward()
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,15 @@
 """The three functions of assignment 05: gradients equal those of one process with all rows."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from course_lib.ddp.functions import data_parallel, hook_buckets, send_bucket
 from tests.helpers.ddp_scenarios import WORLDS
 
-Rows = list[list[Tensor]]
-"""The rows of each micro-batch, for every rank."""
 
-
-def drawn(k: int, batches: int) -> Rows:
+def drawn(k: int, batches: int):
     g = torch.Generator().manual_seed(k)
     rows = [[torch.randn(3 + b, 4, generator=g) for b in range(batches)] for _ in range(k)]
     return [[x.double() for x in xs] for xs in rows]
@@ -32,12 +25,12 @@ class Odd(nn.Module):
         self.frozen.requires_grad_(False)
         self.last = nn.Linear(4, 2)
 
-    def forward(self, x: Tensor, skips: bool = False) -> Tensor:
+    def forward(self, x, skips: bool = False):
         hidden = self.first(self.frozen(self.first(x)).tanh())
         return hidden.sum() if skips else self.last(hidden.float()).sum()
 
 
-def in_one_process(rows: Rows, skips: int = -1) -> list[Tensor]:
+def in_one_process(rows, skips: int = -1):
     model = Odd()
     for rank, xs in enumerate(rows):
         for x in xs:
@@ -47,12 +40,12 @@ def in_one_process(rows: Rows, skips: int = -1) -> list[Tensor]:
     return [total / len(rows) for total in sums]
 
 
-def expect_equal(replicas: Any, expected: list[Tensor]) -> None:
+def expect_equal(replicas, expected) -> None:
     for gradients in replicas:
         torch.testing.assert_close(gradients, expected)
 
 
-def one_bucket(rows: Rows) -> list[Tensor]:
+def one_bucket(rows):
     model = Odd()
     model(rows[dist.get_rank()][0]).backward()
     params = [*model.first.parameters(), *model.unused.parameters()]
@@ -67,7 +60,7 @@ def test_a_bucket_gets_the_mean(ranks_of, on, k):
     expect_equal(ranks_of(on, k).run(one_bucket, rows), means[:4])
 
 
-def two_steps(rows: Rows) -> list[list[Tensor]]:
+def two_steps(rows):
     model, rank = Odd(), dist.get_rank()
     finish = hook_buckets(
         [[*model.last.parameters()], [*model.unused.parameters()], [*model.first.parameters()]]
@@ -89,7 +82,7 @@ def test_hooked_buckets_in_two_steps_of_which_one_rank_skips_a_layer(ranks_of, o
     expect_equal(second, in_one_process(rows, skips=k - 1))
 
 
-def accumulated(rows: Rows) -> list[Tensor]:
+def accumulated(rows):
     model = Odd()
     *local, last = rows[dist.get_rank()]
     finish, no_sync = data_parallel((p for p in model.parameters()), cap=100, first_cap=40)

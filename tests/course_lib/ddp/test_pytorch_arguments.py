@@ -2,11 +2,9 @@
 
 import inspect
 import re
-from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.ddp import DistributedDataParallel
@@ -18,7 +16,7 @@ from tests.helpers.ddp_scenarios import FEW, compare, mlp, steps
 # --- accepted -------------------------------------------------------------------------------------
 
 
-def train_with(ddp: type, options: dict[str, Any]) -> list[Tensor]:
+def train_with(ddp: type, options):
     net = mlp(seed=dist.get_rank())
     return steps(ddp(net, **options), net)
 
@@ -45,7 +43,7 @@ def test_the_same_arguments_give_pytorch_s_numbers(ranks_of, on, k, options):
 # --- refused --------------------------------------------------------------------------------------
 
 
-def construct(options: dict[str, Any], twice: bool = False) -> None:
+def construct(options, twice: bool = False) -> None:
     if twice:
         options = {"process_group": dist.group.WORLD, "group": dist.group.WORLD}
     DistributedDataParallel(mlp(), **options)
@@ -80,7 +78,7 @@ def table(heading: str) -> dict[str, str]:
     return dict(rows)
 
 
-def names(function: Any) -> set[str]:
+def names(function) -> set[str]:
     parameters = inspect.signature(function).parameters.values()
     return {p.name for p in parameters if p.kind is not p.VAR_KEYWORD} - {"self"}
 

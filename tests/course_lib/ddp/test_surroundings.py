@@ -3,29 +3,16 @@
 As in `test_wrapper`, PyTorch's class is the oracle, on the same ranks with different data on each.
 """
 
-import copy
 import io
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from tests.helpers.ddp_scenarios import (
-    FEW,
-    SMALL_CAP,
-    compare,
-    gradients,
-    mlp,
-    own_shards,
-    random,
-    sgd,
-    state_of,
-    steps,
-)
+from tests.helpers import ddp_scenarios as scenarios
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -45,92 +32,91 @@ class Checkpointed(nn.Module):
         self.head = nn.Linear(6, 3).double() if head else nn.Identity()
         self.reentrant = reentrant
 
-    def forward(self, x: Tensor) -> dict[str, list[Tensor]]:
+    def forward(self, x):
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=self.reentrant)
         return {"a nested": [self.head(x)]}
 
 
-def train_checkpointed(ddp: type, reentrant: bool, head: bool) -> list[Tensor]:
+def train_checkpointed(ddp: type, reentrant: bool, head: bool):
     net = Checkpointed(reentrant, head)
-    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
-    optimizer = sgd(net)
+    wrapped = ddp(net, bucket_cap_mb=scenarios.SMALL_CAP)
+    optimizer = scenarios.sgd(net)
     for step in range(3):
         optimizer.zero_grad()
-        wrapped(random(4, 6, seed=step).requires_grad_())["a nested"][0].square().sum().backward()
+        wrapped(scenarios.random(4, 6, seed=step).requires_grad_())["a nested"][
+            0
+        ].square().sum().backward()
         optimizer.step()
-    return state_of(net)
+    return scenarios.state_of(net)
 
 
 @ignore_torch_warnings
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("head", [True, False])
-@pytest.mark.parametrize(("on", "k"), FEW)
+@pytest.mark.parametrize(("on", "k"), scenarios.FEW)
 def test_activation_checkpointing(ranks_of, on, k, reentrant, head):
-    compare(ranks_of(on, k), train_checkpointed, reentrant, head)
+    scenarios.compare(ranks_of(on, k), train_checkpointed, reentrant, head)
 
 
-def two_forwards(ddp: type, between: str) -> list[Tensor]:
+def two_forwards(ddp: type, between: str):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
-    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
+    wrapped = ddp(net, bucket_cap_mb=scenarios.SMALL_CAP)
     losses = []
     for step in range(3):
         net.zero_grad()
-        loss = wrapped(random(4, 6, seed=step)).pow(3).sum()
+        loss = wrapped(scenarios.random(4, 6, seed=step)).pow(3).sum()
         if between == "another of the same step":
-            loss = loss + wrapped(random(4, 6, seed=9)).pow(2).sum()
+            loss = loss + wrapped(scenarios.random(4, 6, seed=9)).pow(2).sum()
         elif between == "without gradients":
             with torch.no_grad():
-                wrapped(random(4, 6, seed=9))
+                wrapped(scenarios.random(4, 6, seed=9))
         elif between == "in no_sync":
             with wrapped.no_sync():
-                wrapped(random(4, 6, seed=9))
+                wrapped(scenarios.random(4, 6, seed=9))
         loss.backward()
-        losses += gradients(net)
+        losses += scenarios.gradients(net)
     return losses
 
 
 @pytest.mark.parametrize(
     "between", ["another of the same step", "without gradients", "in no_sync", "nothing"]
 )
-@pytest.mark.parametrize(("on", "k"), FEW)
+@pytest.mark.parametrize(("on", "k"), scenarios.FEW)
 def test_a_forward_between_forward_and_backward(ranks_of, on, k, between):
-    compare(ranks_of(on, k), two_forwards, between)
+    scenarios.compare(ranks_of(on, k), two_forwards, between)
 
 
 # --- copies ---------------------------------------------------------------------------------------
 
 
-def train_a_copy(ddp: type, method: str) -> list[Tensor]:
-    original = ddp(mlp(seed=dist.get_rank()), bucket_cap_mb=SMALL_CAP)
-    shards = own_shards()
+def train_a_copy(ddp: type):
+    """Loaded from a file; `test_guard` has the one that `copy.deepcopy` makes."""
+    original = ddp(scenarios.mlp(seed=dist.get_rank()), bucket_cap_mb=scenarios.SMALL_CAP)
+    shards = scenarios.own_shards()
     mse_loss(original(shards[0][0]), shards[0][1]).backward()
-    if method == "deepcopy":
-        copied = copy.deepcopy(original)
-    else:
-        file = io.BytesIO()
-        torch.save(original, file)
-        file.seek(0)
-        copied = torch.load(file, weights_only=False)
+    file = io.BytesIO()
+    torch.save(original, file)
+    file.seek(0)
+    copied = torch.load(file, weights_only=False)
     assert all(a is not b for a, b in zip(original.parameters(), copied.parameters(), strict=True))
-    state = steps(copied, copied.module)
+    state = scenarios.steps(copied, copied.module)
     original.zero_grad()
     mse_loss(original(shards[1][0]), shards[1][1]).backward()  # and the original still works
-    return [*state, *gradients(original.module)]
+    return [*state, *scenarios.gradients(original.module)]
 
 
 @ignore_torch_warnings
-@pytest.mark.parametrize("method", ["deepcopy", "pickle"])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_a_copy_is_synchronised_as_well(ranks_of, k, method):
-    compare(ranks_of("cpu", k), train_a_copy, method)
+def test_a_copy_is_synchronised_as_well(ranks_of, k):
+    scenarios.compare(ranks_of("cpu", k), train_a_copy)
 
 
 # --- memory formats -------------------------------------------------------------------------------
 
 
-def train_channels_last(wrap: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
+def train_channels_last(wrap):
     """With an optimizer in one kernel, which goes through gradients as they lie in memory."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 5)).double()
@@ -140,11 +126,11 @@ def train_channels_last(wrap: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
     for step in range(4):
         optimizer.zero_grad()
-        wrapped(random(2, 3, 8, 8, seed=step)).square().sum().backward()
+        wrapped(scenarios.random(2, 3, 8, 8, seed=step)).square().sum().backward()
         optimizer.step()
-    return state_of(net)
+    return scenarios.state_of(net)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_gradients_lie_as_their_parameters_do(ranks_of, k):
-    compare(ranks_of("cpu", k), train_channels_last)
+    scenarios.compare(ranks_of("cpu", k), train_channels_last)

@@ -11,8 +11,9 @@ import torch
 from tests.helpers import pytorch_source
 from tests.helpers.pytorch_ddp_tests import verdicts
 
+# Reasons of failures: inner names of PyTorch's class, what ours refuses, GPUs, torch.load.
 NOT_OURS = "has no attribute '|NotImplementedError|SyncBatchNorm|accelerator|Weights only load"
-"""Reasons of failures: inner names of PyTorch's class, what ours refuses, GPUs, torch.load."""
+# Tests of what our class does in another way.
 DIFFERENT = {
     "test_ddp_apply_optim_in_backward",
     "test_ddp_apply_optim_in_backward_grad_as_bucket_view_false",
@@ -25,7 +26,6 @@ DIFFERENT = {
     "test_ddp_unused_params_rebuild_buckets_exception",
     "test_invalid_static_graph",
 }
-"""Tests of what our class does in another way."""
 
 
 @pytest.mark.large

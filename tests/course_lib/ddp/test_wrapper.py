@@ -11,7 +11,7 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_lib.ddp import DistributedDataParallel, MinimalDDP
@@ -44,7 +44,7 @@ def test_five_steps_equal_pytorch_s_and_those_of_one_machine(ranks_of, on, k):
         expect([compare(ranks_of(on, k), train, cap)], one_machine(mlp(seed=0)))
 
 
-def train_minimal(cap: float) -> list[Tensor]:
+def train_minimal(cap: float):
     net = mlp(seed=dist.get_rank())
     wrapped = MinimalDDP(net, cap, cap)
     optimizer = sgd(net)
@@ -87,12 +87,12 @@ class Mixed(nn.Module):
         self.frozen = nn.Linear(6, 3).double()
         self.frozen.weight.requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.tied(torch.tanh(self.first(x)))
         return self.frozen(self.middle(self.middle(x.float()).tanh()).double())
 
 
-def train_mixed(ddp: type) -> list[Tensor]:
+def train_mixed(ddp: type):
     net = Mixed()
     wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
     for x, y in own_shards():
@@ -116,7 +116,7 @@ def test_mixed_dtypes_tied_and_frozen_parameters(ranks_of, on, k):
 # --- accumulation ---------------------------------------------------------------------------------
 
 
-def backward_outside_no_sync(ddp: type) -> tuple[list[Tensor], list[Tensor]]:
+def backward_outside_no_sync(ddp: type):
     """It is the forward that counts; and an exception must not leave no_sync switched on."""
     net = mlp(seed=0)
     wrapped = ddp(net)
@@ -144,7 +144,7 @@ def test_no_sync_is_about_the_forward_and_ends_with_an_exception(ranks_of, on, k
 # --- the rest -------------------------------------------------------------------------------------
 
 
-def in_a_group(members: list[int]) -> list[Tensor] | None:
+def in_a_group(members: list[int]):
     group = dist.new_group(members)
     if dist.get_rank() not in members:
         return None
@@ -190,11 +190,11 @@ class Branches(nn.Module):
         self.branches = nn.ModuleList([nn.Linear(6, 3) for _ in range(4)]).double()
         self.shared = nn.Linear(3, 3).double()
 
-    def forward(self, x: Tensor, branch: int) -> Tensor:
+    def forward(self, x, branch: int):
         return self.shared(self.branches[branch](x))
 
 
-def train_branches(ddp: type, per_rank: bool, option: str) -> list[Tensor]:
+def train_branches(ddp: type, per_rank: bool, option: str):
     net = Branches()
     wrapped = ddp(net, bucket_cap_mb=SMALL_CAP / 3, **{option: True})
     optimizer = sgd(net)
@@ -231,7 +231,7 @@ def test_an_unused_parameter_is_an_error(ranks_of, on, k):
         ranks_of(on, k).run(leave_one_out)
 
 
-def nothing_used_on_rank_0() -> tuple[list[Tensor], list[Tensor]]:
+def nothing_used_on_rank_0():
     net = mlp(seed=0)
     wrapped = DistributedDataParallel(net, find_unused_parameters=True)
     x, y = own_shards()[0]

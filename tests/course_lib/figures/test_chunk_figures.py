@@ -4,16 +4,9 @@ import itertools
 
 import pytest
 
-from course_lib.collectives import (
-    central_all_reduce,
-    direct_all_reduce,
-    halving_doubling_all_reduce,
-    one_shot_all_reduce,
-    ring_all_reduce,
-    tree_all_reduce,
-)
+from course_lib import collectives
 from course_lib.figures import chunk_moments, diagrams
-from course_lib.figures._chunks import Moment, draw_circle
+from course_lib.figures._chunks import draw_circle
 from course_lib.ranks import Network, Ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
@@ -25,16 +18,16 @@ def texts(axes) -> list[str]:
 
 NET = Network(latency=1e-3, bandwidth=100e6)
 WATCHED = {
-    "ring": ring_all_reduce,
-    "central": central_all_reduce,
-    "tree": tree_all_reduce,
-    "halving-doubling": halving_doubling_all_reduce,
-    "direct": direct_all_reduce,
-    "one-shot": one_shot_all_reduce,
+    "ring": collectives.ring_all_reduce,
+    "central": collectives.central_all_reduce,
+    "tree": collectives.tree_all_reduce,
+    "halving-doubling": collectives.halving_doubling_all_reduce,
+    "direct": collectives.direct_all_reduce,
+    "one-shot": collectives.one_shot_all_reduce,
 }
 
 
-def moments_of(name: str, k: int) -> tuple[list[Moment], Ranks]:
+def moments_of(name: str, k: int):
     ranks = Ranks(k, on="simulated", network=NET)
     pieces = 2 ** (k.bit_length() - 1) if name == "halving-doubling" else None
     return chunk_moments(ranks, WATCHED[name], 240_000, pieces), ranks
@@ -70,7 +63,7 @@ def test_a_rank_gets_only_what_a_sender_held(name, k):
 @pytest.mark.parametrize("nbytes", [64, 4 * 4 * 16 + 4])
 def test_chunks_that_cannot_be_marked_are_refused(nbytes):
     with pytest.raises(ValueError, match="use a multiple of 16 that is at least 256"):
-        chunk_moments(Ranks(4, on="simulated"), ring_all_reduce, nbytes)
+        chunk_moments(Ranks(4, on="simulated"), collectives.ring_all_reduce, nbytes)
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])

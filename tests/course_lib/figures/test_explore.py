@@ -1,26 +1,21 @@
 """A figure under sliders: a drawing for each combination; the browser shows the one asked for."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json
 import re
 import zlib
-from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
 import pytest
-from matplotlib.figure import Figure
 
 from course_lib.figures import explore, tip
-from course_lib.figures._shown import Described
 
 SIZES, STEPS = [2, 3, 5], range(4)
 
 
-def bars(K: int, step: int) -> Figure:
+def bars(K: int, step: int):
     figure, axes = plt.subplots()
     for rank in range(K):
         (bar,) = axes.bar(rank, rank + step)
@@ -33,31 +28,31 @@ def in_words(K: int, step: int) -> str:
     return f"After {step} steps the last of {K} ranks has {K - 1 + step}."
 
 
-def shown(**options: Any) -> Described:
-    arguments: dict[str, Any] = {"K": SIZES, "step": STEPS, "alt": "Bars grow."} | options
+def shown(**options):
+    arguments = {"K": SIZES, "step": STEPS, "alt": "Bars grow."} | options
     return explore(bars, in_words, **arguments)
 
 
-def page_of(explored: Described) -> str:
+def page_of(explored) -> str:
     return explored._repr_mimebundle_()["text/html"]
 
 
-def data_in(page: str) -> dict[str, Any]:
+def data_in(page: str):
     (text,) = re.findall(r"^const data = (\{.*\});$", page, re.MULTILINE)
     return json.loads(text)
 
 
-def drawings_in(data: dict[str, Any]) -> list[str]:
+def drawings_in(data) -> list[str]:
     """The hatches that all drawings share, then the drawings."""
     return json.loads(zlib.decompress(base64.b64decode(data["drawings"])))
 
 
 @pytest.fixture(scope="module")
-def explored() -> Described:
+def explored():
     return shown(first={"step": 2}, alt="So & <so>.")
 
 
-def test_every_combination_has_its_drawing_and_its_words(explored: Described) -> None:
+def test_every_combination_has_its_drawing_and_its_words(explored) -> None:
     data = data_in(page_of(explored))
     hatches, *drawings = drawings_in(data)
     assert not hatches
@@ -74,7 +69,7 @@ def test_every_combination_has_its_drawing_and_its_words(explored: Described) ->
     assert not plt.get_fignums()
 
 
-def test_the_element_fetches_nothing_and_says_what_it_shows(explored: Described) -> None:
+def test_the_element_fetches_nothing_and_says_what_it_shows(explored) -> None:
     page = page_of(explored)
     assert repr(explored) == explored._repr_mimebundle_()["text/plain"] == "So & <so>."
     assert 'alt="So &amp; &lt;so&gt;."' in page and f"<td>{in_words(5, 3)}</td>" in page
@@ -91,6 +86,6 @@ def test_the_element_fetches_nothing_and_says_what_it_shows(explored: Described)
         ({"play": "rank"}, "play must be one of the parameters K, step; got 'rank'"),
     ],
 )
-def test_what_it_cannot_show(options: Any, message: str) -> None:
+def test_what_it_cannot_show(options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shown(**options)

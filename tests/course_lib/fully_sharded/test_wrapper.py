@@ -1,18 +1,24 @@
 """FullyShardedDataParallel: the steps of one process, with 1/K of everything on each rank."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharded_optimizer import model_state_bytes
 from tests.helpers.ddp_scenarios import WORLDS
-from tests.helpers.zero_scenarios import OPTIMIZERS, Awkward, batches, groups_of, one_process, own
+from tests.helpers.zero_scenarios import (
+    OPTIMIZERS,
+    Awkward,
+    batches,
+    groups_of,
+    one_process,
+    own,
+    run_steps,
+)
 
 
 class Nested(nn.Module):
@@ -29,13 +35,13 @@ class Nested(nn.Module):
         self.register_buffer("offset", torch.ones(6))
         self.double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.twice(self.norm(self.twice(self.first(x)))) + self.offset
-        out: Tensor = self.last(x[:, :5])
+        out = self.last(x[:, :5])
         return out
 
 
-MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+MODELS = {
     "a unit for each module": (Awkward, {}),
     "one unit": (Awkward, {"unit_types": (Awkward,)}),
     "nested": (Nested, {"unit_types": (nn.Sequential,)}),
@@ -43,7 +49,7 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
 }
 
 
-def train(model: str, name: str) -> Any:
+def train(model: str, name: str):
     make, options = MODELS[model]
     net = make()
     if dist.get_rank() > 0:
@@ -53,12 +59,8 @@ def train(model: str, name: str) -> Any:
     wrapped = FullyShardedDataParallel(net, **options)
     cls, hyper = OPTIMIZERS[name]
     optimizer = cls(wrapped.parameters(), **hyper)
-    for batch in batches():
-        optimizer.zero_grad()
-        x, y = own(batch)
-        mse_loss(wrapped(x), y).backward()
-        wrapped.finish_gradient_synchronization()
-        optimizer.step()
+    run_steps(wrapped, optimizer, batches())
+    wrapped.finish_gradient_synchronization()  # as with DDP
     return wrapped.full_state_dict(), sum(p.numel() for p in wrapped.parameters())
 
 
@@ -77,7 +79,7 @@ def test_weights_equal_those_of_one_process(ranks_of, on, k, model):
 # --- dtypes -----------------------------------------------------------------------------------
 
 
-def in_bfloat16() -> Any:
+def in_bfloat16():
     net = Awkward(dtype=torch.float32)
     wrapped = FullyShardedDataParallel(net, compute_dtype=torch.bfloat16)
     forwards = []
@@ -109,7 +111,7 @@ WIDTH, DEPTH = 12, 4
 
 
 class Slow(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         started.append(clock())
         compute(1.0)
         return super().forward(x)
@@ -145,7 +147,7 @@ def test_bytes_sent_are_those_of_the_paper(ranks_of, k, dtype, size):
         assert sent == 3 * size * parameters * (k - 1) / k
 
 
-def held(prefetch: bool) -> Any:
+def held(prefetch: bool):
     net = layers()
     wrapped = FullyShardedDataParallel(net, prefetch=prefetch)
     sizes: list[int] = []
@@ -197,26 +199,23 @@ def test_the_network_is_a_layer_ahead(prefetch, waits):
 # --- used as other modules are ----------------------------------------------------------------
 
 
-def wrong(case: str) -> None:
-    net: nn.Module = nn.LSTM(3, 3)
-    if case == "mixed":
-        net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double())
-    if case == "different":
-        net = nn.Linear(3, 3 + dist.get_rank())
-    FullyShardedDataParallel(net, unit_types=(nn.Sequential,))
-
-
 @pytest.mark.parametrize(
-    ("case", "message"),
+    ("make", "message"),
     [
-        ("recurrent", "TypeError: .*nn.LSTM"),
-        ("mixed", "ValueError: the parameters of a unit must have one dtype"),
-        ("different", "different models"),
+        (lambda: nn.LSTM(3, 3), "TypeError: .*nn.LSTM"),
+        (
+            lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double()),
+            "ValueError: the parameters of a unit must have one dtype",
+        ),
+        (lambda: nn.Linear(3, 3 + dist.get_rank()), "different models"),
     ],
 )
-def test_errors_say_what_is_wrong(ranks_of, case, message):
+def test_errors_say_what_is_wrong(ranks_of, make, message):
+    def wrap() -> None:
+        FullyShardedDataParallel(make(), unit_types=(nn.Sequential,))
+
     with pytest.raises(RankError, match=message):
-        ranks_of("simulated", 2).run(wrong, case)
+        ranks_of("simulated", 2).run(wrap)
 
 
 def test_an_optimizer_takes_all_pieces_at_once_where_it_would_take_all_parameters(ranks_of):
@@ -237,7 +236,7 @@ def test_an_optimizer_takes_all_pieces_at_once_where_it_would_take_all_parameter
 # --- parameters that stay whole ---------------------------------------------------------------
 
 
-def keep_whole(model: str, entries: Any, dtype: torch.dtype | None) -> Any:
+def keep_whole(model: str, entries, dtype: torch.dtype | None):
     make, options = MODELS[model]
     wrapped = FullyShardedDataParallel(make(), dtype, keep_whole=entries, **options)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
@@ -283,7 +282,7 @@ def test_a_name_that_stays_whole_must_be_there(ranks_of):
 # --- states -----------------------------------------------------------------------------------
 
 
-def some_steps(name: str, steps: slice, weights: Any = None, state: Any = None) -> Any:
+def some_steps(name: str, steps: slice, weights=None, state=None):
     net = Awkward()
     if weights is not None:
         net.load_state_dict(weights)
@@ -292,11 +291,7 @@ def some_steps(name: str, steps: slice, weights: Any = None, state: Any = None) 
     optimizer = cls(groups_of(wrapped, True), **hyper)
     if state is not None:
         wrapped.load_full_optimizer_state(optimizer, state)
-    for batch in batches()[steps]:
-        optimizer.zero_grad()
-        x, y = own(batch)
-        mse_loss(wrapped(x), y).backward()
-        optimizer.step()
+    run_steps(wrapped, optimizer, batches()[steps])
     return wrapped.full_state_dict(), wrapped.full_optimizer_state(optimizer)
 
 
@@ -318,7 +313,7 @@ def load_that_of_rank_0(case: str) -> None:
     optimizer = torch.optim.Adam(wrapped.parameters())
     wrapped(torch.ones(1, 4)).sum().backward()
     optimizer.step()
-    box: list[Any] = [wrapped.state_dict(), optimizer.state_dict()]
+    box = [wrapped.state_dict(), optimizer.state_dict()]
     dist.broadcast_object_list(box)
     if case == "weights":
         wrapped.load_state_dict({name: tensor.clone() for name, tensor in box[0].items()})

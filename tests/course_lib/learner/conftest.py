@@ -1,13 +1,9 @@
 """A course with one small assignment, its solution, and a desk."""
 
-from __future__ import annotations
-
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from nbformat import NotebookNode, v4
+from nbformat import v4
 
 from tests.helpers.desk_files import notebook, write
 
@@ -35,14 +31,14 @@ CHECKS = {
 """
 
 
-def cell(kind: str, source: str, **nbgrader: object) -> NotebookNode:
+def cell(kind: str, source: str, **nbgrader: object):
     made = v4.new_code_cell(source) if kind == "code" else v4.new_markdown_cell(source)
     if nbgrader:
         made.metadata["nbgrader"] = {"grade": False, "solution": False, **nbgrader}
     return made
 
 
-def assignment(*written: str, answer: str = "YOUR ANSWER HERE") -> NotebookNode:
+def assignment(*written: str):
     """Return a notebook with a task, a cell to play with, its check, and a question."""
     played = v4.new_code_cell("raise SystemExit('played with')")
     played.metadata["tags"] = ["explore"]
@@ -55,13 +51,15 @@ def assignment(*written: str, answer: str = "YOUR ANSWER HERE") -> NotebookNode:
             *(cell("code", more) for more in written[1:]),
             played,
             cell("code", asked, grade_id="rank", grade=True, points=3),
-            cell("markdown", answer, grade_id="why", grade=True, solution=True, points=2),
+            cell(
+                "markdown", "YOUR ANSWER HERE", grade_id="why", grade=True, solution=True, points=2
+            ),
         ]
     )
 
 
 @pytest.fixture
-def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def course(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """Yield a course whose one check asks for a rank's own number; we stand beside it."""
     (temporary := tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -70,7 +68,10 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write(folder / f"lectures/{NAME}.ipynb", notebook("a = 1", link="#"))
     write(folder / f"assignments/{NAME}/{NAME}.ipynb", assignment(STUB))
     solved = f"### BEGIN SOLUTION\n{RIGHT}\n### END SOLUTION"
-    write(folder / f"instructor/{NAME}/{NAME}.ipynb", assignment(solved, answer="Because."))
+    source = assignment(solved)
+    scheme = "=== BEGIN MARK SCHEME ===\nBecause.\n=== END MARK SCHEME ==="
+    source.cells.insert(-1, cell("markdown", f"Why?\n{scheme}", grade_id="asked", locked=True))
+    write(folder / f"instructor/{NAME}/{NAME}.ipynb", source)
     write(folder / f"assignments/{NAME}/checks.py", CHECKS)
     for module in ("start", "check", "progress", "solution"):
         monkeypatch.setattr(f"course_lib.learner.{module}.find_course", lambda: folder)
@@ -80,6 +81,6 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def mine(course: Path) -> Path:
+def mine(course):
     """Return where the student's copy will lie."""
     return course / "work" / "assignments" / NAME / f"{NAME}.ipynb"

@@ -1,10 +1,7 @@
 """The doctor's messages on machines that lack something."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -18,7 +15,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_this_machine_can_take_the_course(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_can_take_the_course(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """All looks but the one that starts processes, which the tests of ranks do all the time."""
     looks = tuple(look for look in doctor.LOOKS if look is not doctor.real)
     monkeypatch.setattr(doctor, "LOOKS", looks)

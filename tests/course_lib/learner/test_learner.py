@@ -1,7 +1,5 @@
 """The commands that a learner types, and their results."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -12,9 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -50,7 +46,7 @@ Ranks(2, on="cpu").run(sleep)
 """
 
 
-def test_start_hands_out_and_never_overwrites(mine: Path, capsys: Any) -> None:
+def test_start_hands_out_and_never_overwrites(mine, capsys) -> None:
     assert main(["start", "2"]) == 0
     assert f"Handed out: {mine}" in capsys.readouterr().out
     write(mine, assignment(WRONG))
@@ -100,14 +96,14 @@ def test_assignments_are_found_by_number_topic_and_file() -> None:
         _course.find(ROOT, "sgd")
 
 
-def outcome(capfd: Any) -> str:
+def outcome(capfd) -> str:
     """Return the line of the task in the table of points."""
     return next(line for line in capfd.readouterr().out.splitlines() if line.startswith("  rank "))
 
 
 def test_check_counts_the_points_and_notes_them(course, mine, capfd, monkeypatch):
     """Also those after a cell that lasts too long, and cannot be interrupted."""
-    monkeypatch.setattr("course_lib.learner._run_cells.CELLS_SECONDS", 3.0)
+    monkeypatch.setattr("course_lib.learner._run_cells.CELLS_SECONDS", 1.0)
     main(["start", NAME])
     write(mine, assignment(RIGHT, "import time", NEVER))
     assert main(["check", NAME]) == 0
@@ -122,7 +118,7 @@ def test_check_counts_the_points_and_notes_them(course, mine, capfd, monkeypatch
     assert "0/3" in capfd.readouterr().out
 
 
-def test_what_the_grader_judges_is_open(course: Path, mine: Path, capfd: Any) -> None:
+def test_what_the_grader_judges_is_open(course, mine, capfd) -> None:
     file = course / f"assignments/{NAME}/checks.py"
     only = (
         "from dataclasses import replace\nCHECKS['rank'] = replace(CHECKS['rank'], only_form=True)"
@@ -138,7 +134,7 @@ def test_what_the_grader_judges_is_open(course: Path, mine: Path, capfd: Any) ->
     assert "3" not in capfd.readouterr().out.partition("together")[2].splitlines()[0]
 
 
-def test_check_says_what_is_missing(course: Path, mine: Path, capsys: Any) -> None:
+def test_check_says_what_is_missing(course, mine, capsys) -> None:
     assert main(["check", NAME]) == 2
     assert f"course start {NAME}" in capsys.readouterr().err
     main(["start", NAME])
@@ -165,20 +161,18 @@ def test_check_names_the_cell_that_failed_first(mine, capfd, cells, reason, fail
     assert re.search(f"of 3 .*{reason}", told) and f"Note: cell {failed} failed: " in told
 
 
-def test_check_survives_a_cell_that_ends_the_process(mine: Path, capfd: Any) -> None:
+def test_check_survives_a_cell_that_ends_the_process(mine, capfd) -> None:
     main(["start", NAME])
     write(mine, assignment("import os\nos._exit(5)"))
     assert main(["check", NAME]) == 2
     assert "ended with status 5" in capfd.readouterr().err
 
 
-def test_check_watches_a_copy_until_it_is_interrupted(
-    mine: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_watches_a_copy_until_it_is_interrupted(mine, capsys, monkeypatch):
     main(["start", NAME])
     checked, looks = [], iter(range(4))
 
-    def check(course: Path, name: str, notebook: Path, chosen: Any) -> Any:
+    def check(course, name: str, notebook, chosen):
         checked.append(notebook.stat().st_mtime_ns)
         if len(checked) == 1:
             raise CannotGoOn("the process that ran your cells ended")
@@ -207,7 +201,7 @@ def test_check_watches_a_copy_until_it_is_interrupted(
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.large)]
 )
-def test_check_ends_with_all_it_started(tmp_path: Path, how: signal.Signals) -> None:
+def test_check_ends_with_all_it_started(tmp_path, how: signal.Signals) -> None:
     """Interrupted at the terminal, or killed: its kernel and its ranks end too."""
     process = subprocess.Popen(
         [sys.executable, "-c", AS_CHECK_DOES, SLEEPS, tmp_path],
@@ -229,7 +223,7 @@ def test_check_ends_with_all_it_started(tmp_path: Path, how: signal.Signals) -> 
         assert "Traceback" not in printed
 
 
-def test_progress_counts_points_predictions_and_guesses(course: Path, capsys: Any) -> None:
+def test_progress_counts_points_predictions_and_guesses(course, capsys) -> None:
     assert main(["progress"]) == 0
     assert "Nothing is recorded yet" in capsys.readouterr().out
     notes = course / "work" / ".desk"
@@ -309,7 +303,7 @@ def test_a_missing_package_or_a_read_only_place_is_one_sentence(course, capsys, 
     ],
 )
 def test_another_folder_is_advised_only_where_it_helps(course, capsys, monkeypatch, number, advice):
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(*_, **__) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("course_lib.learner._desk.put", fail)
@@ -318,7 +312,7 @@ def test_another_folder_is_advised_only_where_it_helps(course, capsys, monkeypat
     assert os.strerror(number) in line and advice in line and ("folder" in line) == bool(advice)
 
 
-def test_what_is_advised_finds_the_same_desk(course: Path, tmp_path: Path, capsys: Any) -> None:
+def test_what_is_advised_finds_the_same_desk(course, tmp_path, capsys) -> None:
     desk = tmp_path / "my desk"
     assert main(["check", NAME, "--desk", str(desk)]) == 2
     assert f"course start {NAME} --desk '{desk}'" in capsys.readouterr().err
@@ -364,5 +358,5 @@ def test_a_group_of_zombies_needs_no_kill(monkeypatch: pytest.MonkeyPatch) -> No
         raise PermissionError(1, "Operation not permitted")  # as macOS says it
 
     monkeypatch.setattr(os, "killpg", refuse)
-    manager: Any = SimpleNamespace(provisioner=SimpleNamespace(pid=1))
+    manager = SimpleNamespace(provisioner=SimpleNamespace(pid=1))
     _run_cells._kill_group(manager)

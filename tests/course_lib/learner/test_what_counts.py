@@ -2,7 +2,6 @@
 
 import base64
 import copy
-from typing import Any
 
 import nbformat
 import pytest
@@ -13,16 +12,47 @@ from nbgrader.nbgraderformat import MetadataValidator
 
 from course_lib.learner import what_counts as module
 from course_lib.learner.what_counts import is_run, rebuild
-from tests.helpers.small_assignment import (
-    RIGHT,
-    STUB,
-    TEST,
-    answered,
-    insert,
-    notebook,
-    sources,
-    tracked,
-)
+
+STUB = "def double(x):\n    raise NotImplementedError"
+RIGHT = "def double(x):\n    return 2 * x"
+TEST = "assert double(two) == 4"
+WRITTEN = {"grade": True, "solution": True, "points": 1}
+
+
+def tracked(grade_id: str, **kind):
+    flags = {"grade": False, "solution": False, "locked": False, "task": False, "schema_version": 3}
+    return {"nbgrader": {**flags, "grade_id": grade_id, **kind}}
+
+
+def notebook(solution: str = STUB):
+    """Return an assignment, or with ``STUB`` its released version."""
+    nb = v4.new_notebook(
+        metadata={"kernelspec": {"name": "python3", "display_name": "P", "language": "python"}},
+        cells=[
+            v4.new_markdown_cell("Welcome", id="intro", metadata=tracked("intro", locked=True)),
+            v4.new_code_cell("two = 2", id="setup"),
+            v4.new_code_cell(solution, id="write", metadata=tracked("write", solution=True)),
+            v4.new_code_cell(TEST, id="test", metadata=tracked("test", grade=True, locked=True)),
+            v4.new_markdown_cell("Your answer", id="why", metadata=tracked("why", **WRITTEN)),
+            v4.new_markdown_cell("The end", id="end"),
+        ],
+    )
+    return nb
+
+
+def answered(code: str = RIGHT):
+    nb = notebook(code)
+    nb.cells[4].source = "Because"
+    return nb
+
+
+def sources(nb) -> list[str]:
+    return [cell.source for cell in nb.cells]
+
+
+def insert(nb, index: int, *cells):
+    nb.cells[index:index] = cells
+    return nb
 
 
 def test_answers_are_taken_over_and_nothing_else_is() -> None:
@@ -102,7 +132,7 @@ def test_a_split_answer_is_joined() -> None:
 
 @pytest.mark.parametrize("at", [4, 5])
 @pytest.mark.parametrize("new", [v4.new_markdown_cell, v4.new_code_cell])
-def test_an_answer_in_a_cell_beside_is_left_for_a_person(at: int, new: Any) -> None:
+def test_an_answer_in_a_cell_beside_is_left_for_a_person(at: int, new) -> None:
     rebuilt = rebuild(notebook(), insert(notebook(RIGHT), at, new("It is linear.")))
     (answer,) = (cell for cell in rebuilt.cells if cell.id == "why")
     assert answer.source.startswith("Your answer\n\n*The student left this cell as it was.")
@@ -308,7 +338,7 @@ submissions = st.one_of(
 
 @settings(max_examples=150)
 @given(submissions)
-def test_anything_becomes_a_valid_notebook_of_the_released_structure(submitted: Any) -> None:
+def test_anything_becomes_a_valid_notebook_of_the_released_structure(submitted) -> None:
     released = notebook()
     rebuilt = rebuild(released, nbformat.from_dict(submitted))
     nbformat.validate(rebuilt)

@@ -1,12 +1,9 @@
 """The course of someone who has no checkout: a wheel in an environment of its own."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +13,13 @@ from tests.helpers.course_folders import needs_sources
 pytestmark = [pytest.mark.large, needs_sources]
 
 
-def run(*command: object, at: Path) -> subprocess.CompletedProcess[str]:
+def run(*command: object, at) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(word) for word in command], cwd=at, capture_output=True, text=True, timeout=500
     )
 
 
-def installed(source: Path, folder: Path) -> Path:
+def installed(source, folder):
     """Build a wheel from `source`, and install it alone; return the new environment's programs."""
     build = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, source)
     done = run(*build, at=folder)

@@ -108,25 +108,20 @@ def test_groups_are_those_of_pytorchs_device_mesh(ranks_of, order):
         assert sorted(groups["data×expert"]) == numbers[tuple(plane)].flatten().tolist()
 
 
-def wrong(case):
-    if case == "axis":
-        make_mesh(rows=2)
-    if case == "product":
-        make_mesh(data=3)
-    train_on_mesh({"data": 2}, Case("experts", micro_batches=7))
-
-
 @pytest.mark.parametrize(
-    ("case", "message"),
+    ("program", "message"),
     [
-        ("axis", "axes must be among data, pipeline, expert, tensor"),
-        ("product", "data 3 have the product 3, but there are 2 ranks"),
-        ("micro-batches", "24 inputs cannot be divided into 7"),
+        (lambda: make_mesh(rows=2), "axes must be among data, pipeline, expert, tensor"),
+        (lambda: make_mesh(data=3), "data 3 have the product 3, but there are 2 ranks"),
+        (
+            lambda: train_on_mesh({"data": 2}, Case("experts", micro_batches=7)),
+            "24 inputs cannot be divided into 7",
+        ),
     ],
 )
-def test_errors_say_what_is_wrong(ranks_of, case, message):
+def test_errors_say_what_is_wrong(ranks_of, program, message):
     with pytest.raises(RankError, match=message):
-        ranks_of("simulated", 2).run(wrong, case)
+        ranks_of("simulated", 2).run(program)
 
 
 # --- the bytes of each axis, counted by the trace, are those of the formulas ----------------------

@@ -18,15 +18,7 @@ from course_lib.pipeline_parallel import (
 )
 from course_lib.pipeline_parallel.weight_gradients import LaterWeightGradients
 from course_lib.ranks import Device, Network, RankError, Ranks, clock
-from tests.helpers.pipelines import (
-    MODELS,
-    SCHEDULES,
-    batch,
-    model,
-    optimizer_of,
-    schedule,
-    train_alone,
-)
+from tests.helpers import pipelines
 
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
 STEPS = 3
@@ -34,8 +26,8 @@ TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 
 
 def pipeline_of(name, k, m, kind="plain", **options):
-    plan = schedule(name, k, m)
-    return Pipeline(split_layers(model(kind), plan.stages), F.mse_loss, plan, **options)
+    plan = pipelines.schedule(name, k, m)
+    return Pipeline(split_layers(pipelines.model(kind), plan.stages), F.mse_loss, plan, **options)
 
 
 def train(name, k, m, kind, accumulate):
@@ -44,10 +36,10 @@ def train(name, k, m, kind, accumulate):
     With `accumulate`, batches in two halves, whose gradients add up.
     """
     pipeline = pipeline_of(name, k, m, kind)
-    optimizer = optimizer_of(list(pipeline.parameters()))
+    optimizer = pipelines.optimizer_of(list(pipeline.parameters()))
     losses = []
     for step in range(STEPS):
-        x, y = batch(step, kind)
+        x, y = pipelines.batch(step, kind)
         optimizer.zero_grad()
         if accumulate:
             halves = zip(x.chunk(2), y.chunk(2), strict=True)
@@ -63,7 +55,7 @@ def train(name, k, m, kind, accumulate):
 
 
 def check_like_one_process(results, kind, plan):
-    weights, losses = train_alone(kind, STEPS)
+    weights, losses = pipelines.train_alone(kind, STEPS)
     trained = {}
     for state, _, _ in results:
         trained |= {name.split(".", 2)[2]: tensor for name, tensor in state.items()}
@@ -77,26 +69,26 @@ def check_like_one_process(results, kind, plan):
     assert [peak for _, _, peak in results] == peak_activations(plan)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", pipelines.SCHEDULES)
 @pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_weights_are_those_of_one_process(ranks_of, on, k, name):
     m = 4 if k == 4 else 6
     results = ranks_of(on, k).run(train, name, k, m, "plain", False)
-    check_like_one_process(results, "plain", schedule(name, k, m))
+    check_like_one_process(results, "plain", pipelines.schedule(name, k, m))
 
 
 @pytest.mark.parametrize("k", [2, 3])
-@pytest.mark.parametrize("kind", MODELS[1:])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("kind", pipelines.MODELS[1:])
+@pytest.mark.parametrize("name", pipelines.SCHEDULES)
 def test_with_float32_and_frozen_parameters(ranks_of, name, kind, k):
     results = ranks_of("simulated", k).run(train, name, k, 6, kind, False)
-    check_like_one_process(results, kind, schedule(name, k, 6))
+    check_like_one_process(results, kind, pipelines.schedule(name, k, 6))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zero_bubble"])
 def test_gradients_add_up_over_batches(ranks_of, name):
     results = ranks_of("simulated", 3).run(train, name, 3, 3, "plain", True)
-    check_like_one_process(results, "plain", schedule(name, 3, 3))
+    check_like_one_process(results, "plain", pipelines.schedule(name, 3, 3))
 
 
 def only_what_is_needed(k):
@@ -108,18 +100,19 @@ def only_what_is_needed(k):
         return {}
     rank = dist.get_rank() - 1
     stages = [
-        stage if i == rank else stage.to("meta") for i, stage in enumerate(split_layers(model(), k))
+        stage if i == rank else stage.to("meta")
+        for i, stage in enumerate(split_layers(pipelines.model(), k))
     ]
     pipeline = Pipeline(stages, F.mse_loss, one_forward_one_backward(k, 4), group=group)
-    x, y = batch(0)
+    x, y = pipelines.batch(0)
     pipeline.step(x if rank == 0 else None, y if rank == k - 1 else None)
     return {n.split(".", 2)[2]: p.grad for n, p in pipeline.named_parameters()}
 
 
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_in_a_group_where_ranks_know_only_their_part(ranks_of, on):
-    net = model()
-    x, y = batch(0)
+    net = pipelines.model()
+    x, y = pipelines.batch(0)
     F.mse_loss(net(x), y).backward()
     gradients = {}
     for part in ranks_of(on, 4).run(only_what_is_needed, 3):
@@ -129,7 +122,7 @@ def test_in_a_group_where_ranks_know_only_their_part(ranks_of, on):
 
 
 def wrong(case):
-    x, y = batch(0)
+    x, y = pipelines.batch(0)
     if case == "divide":
         pipeline_of("gpipe", 2, 5).step(x, y)
     if case == "shape":
@@ -139,15 +132,15 @@ def wrong(case):
     if case == "missing":
         pipeline_of("gpipe", 2, 3).step(None, None)
     if case == "stages":
-        Pipeline(split_layers(model(), 3), F.mse_loss, gpipe(2, 3))
+        Pipeline(split_layers(pipelines.model(), 3), F.mse_loss, gpipe(2, 3))
     if case == "shared":
-        net = model()
+        net = pipelines.model()
         net[7].up.weight = net[1].up.weight
         Pipeline(split_layers(net, 2), F.mse_loss, gpipe(2, 3))
     if case == "deadlock":
         plan = gpipe(2, 2)
         plan = plan._replace(steps=(plan.steps[0], plan.steps[1][::-1]))
-        Pipeline(split_layers(model(), 2), F.mse_loss, plan)
+        Pipeline(split_layers(pipelines.model(), 2), F.mse_loss, plan)
     if case == "integers":
         layers = nn.Sequential(nn.Flatten(), nn.Flatten())
         Pipeline(split_layers(layers, 2), F.mse_loss, gpipe(2, 1)).step(x.long(), y)
@@ -185,7 +178,7 @@ def step_of(name, k):
     Stages are products of square matrices, so that F, I and W take equally long. The inputs require
     gradients, or the first stage would have less to do.
     """
-    plan = schedule(name, k, M)
+    plan = pipelines.schedule(name, k, M)
     layers = [nn.Linear(D, D, bias=False) for _ in range(2 * k)]
     stages = split_layers(nn.Sequential(*layers), plan.stages)
     pipeline = Pipeline(stages, lambda y, _: y.sum(), plan)
@@ -197,7 +190,7 @@ def step_of(name, k):
     return begin, clock()
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", pipelines.SCHEDULES)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_measured_bubble_is_that_of_the_formula(k, name):
     """On simulated ranks whose operators take what their arithmetic takes, and messages nothing."""
@@ -207,7 +200,7 @@ def test_the_measured_bubble_is_that_of_the_formula(k, name):
     took = max(end for _, end in times) - min(begin for begin, _ in times)
     backward = 2 * FORWARD
     work = M * (FORWARD + backward)
-    plan = schedule(name, k, M)
+    plan = pipelines.schedule(name, k, M)
     run = simulate(plan, FORWARD, backward)
     assert took == pytest.approx(run.makespan, rel=1e-9)
     if name in ("gpipe", "1f1b", "interleaved"):

@@ -3,10 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import pytest
@@ -19,12 +17,6 @@ from course_lib.ranks import Ranks, RanksError
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3, on="cpu", timeout=60) as ranks:
-        yield ranks
-
-
 def test_modules_folder_and_environment_are_the_notebooks(ranks, tmp_path, monkeypatch):
     ranks.run(os.getpid)
     (tmp_path / "beside_the_notebook.py").write_text("ANSWER = 42\n")
@@ -32,7 +24,7 @@ def test_modules_folder_and_environment_are_the_notebooks(ranks, tmp_path, monke
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("COURSE_SETTING", "on")
 
-    def program() -> tuple[Any, ...]:
+    def program():
         import beside_the_notebook
 
         return beside_the_notebook.ANSWER, Path.cwd(), os.environ["COURSE_SETTING"]
@@ -74,7 +66,7 @@ def test_ranks_may_start_before_their_first_call(on: str) -> None:
 
 
 @pytest.mark.parametrize("k", [0, -1, 65, 2.0, "4"])
-def test_world_sizes_that_do_not_exist(k: Any) -> None:
+def test_world_sizes_that_do_not_exist(k) -> None:
     with pytest.raises(ValueError, match="world_size must be 1 to 64"):
         Ranks(k, on="cpu")
 

@@ -1,10 +1,7 @@
 """Ranks that another thread closes while they run a call: the call says so, and all is ended."""
 
-from __future__ import annotations
-
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -15,13 +12,13 @@ from tests.helpers.kernels import wait_until_gone
 KINDS = [{"on": "cpu"}, {"on": "cpu", "metered": False}, {"on": "simulated"}]
 
 
-def without_end(marker: Path) -> None:
+def without_end(marker) -> None:
     marker.touch()
     while True:
         dist.barrier()
 
 
-def without_end_and_without_messages(marker: Path) -> None:
+def without_end_and_without_messages(marker) -> None:
     marker.touch()
     for _ in iter(int, 1):
         pass

@@ -1,10 +1,6 @@
 """``torch.compile`` on ranks. The backend does not matter, so it is one that compiles nothing."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -48,7 +44,7 @@ def run():
 def test_a_cell_s_own_functions_classes_and_variables(carrier: str) -> None:
     """The compiled function of PyTorch, `nn.Sequential.forward`, is one for all simulated ranks."""
     for _ in range(2):
-        cell: dict[str, Any] = {"__name__": "__main__"}
+        cell = {"__name__": "__main__"}
         exec(CELL, cell)
         for rank, results in enumerate(ranks_on(carrier, 3).run(cell["run"])):
             weight, scale = 1.0 + rank, 3.0 + rank
@@ -90,10 +86,10 @@ WRAPPERS = [
 ]
 
 
-def losses(wrap: Callable[[nn.Module], Any] | None) -> list[float]:
+def losses(wrap) -> list[float]:
     """Train a compiled wrapper on this rank's share of each batch; without one, on all of it."""
     torch.manual_seed(0)
-    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     xs, ys = torch.randn(3, 4, 4), torch.randn(3, 4, 1)
     if wrap is not None:
         model = torch.compile(wrap(model), backend="eager")

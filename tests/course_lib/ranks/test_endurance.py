@@ -12,10 +12,9 @@ from tests.course_lib.ranks.test_large_arguments import memory
 
 CALLS = 5_000
 WARM_UP = 500
+# Bytes per rank, over all the calls. PyTorch keeps 150 bytes of every thread that has had a
+# process group (its table of groups by name). That is most of what simulated ranks leave.
 ALLOWED = 1 << 20
-"""Bytes per rank, over all the calls. PyTorch keeps 150 bytes of every thread that has had a
-process group (its table of groups by name). That is most of what simulated ranks leave.
-"""
 
 
 def step(number: int) -> float:

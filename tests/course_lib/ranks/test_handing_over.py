@@ -5,8 +5,6 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -21,18 +19,18 @@ from course_lib.ranks import RankError, Ranks
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 K = 2
+# Lengths in bytes: what is longer than 8,192 goes through memory and not through the socket.
 AROUND_A_SOCKET = [0, 1, 8_191, 8_192, 8_193, 65_536, 1 << 20]
-"""Lengths in bytes: what is longer than 8,192 goes through memory and not through the socket."""
 
 
 @pytest.fixture(scope="module", params=["cpu", "simulated"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def ranks(request: pytest.FixtureRequest):
     with Ranks(K, on=request.param, timeout=60) as ranks:
         yield ranks
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float16]
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+LAYOUTS = {
     "as it is": lambda x: x,
     "transposed": lambda x: x.t(),
     "with gaps": lambda x: x[:, ::2],
@@ -49,7 +47,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def seen(x: torch.Tensor) -> Any:
+def seen(x: torch.Tensor):
     """Return what one can see of a tensor; its strides are those of a copy, without gaps."""
     dense = x.detach().to_dense() if x.is_sparse else x.detach()
     copied = zip(dense.clone().stride(), dense.shape, strict=True)
@@ -59,7 +57,7 @@ def seen(x: torch.Tensor) -> Any:
     return type(x), x.dtype, x.layout, x.shape, x.requires_grad, x.is_conj(), strides, values
 
 
-def seen_and_returned(x: Any) -> Any:
+def seen_and_returned(x):
     return seen(x), x
 
 
@@ -78,13 +76,13 @@ def test_tensors_of_every_layout_arrive(ranks: Ranks, layout: str, size: int) ->
             assert seen(returned) == seen(x)
 
 
-def same(value: Any) -> Any:
+def same(value):
     return value
 
 
 @pytest.mark.parametrize("size", AROUND_A_SOCKET)
 def test_values_of_any_length_arrive(ranks: Ranks, size: int) -> None:
-    def with_docstring(value: Any) -> Any:
+    def with_docstring(value):
         return value
 
     with_docstring.__doc__ = "d" * size
@@ -102,7 +100,7 @@ def test_arguments_that_share_memory_arrive_with_their_values(ranks: Ranks, size
 
 
 def test_every_call_begins_with_what_the_cell_says(ranks: Ranks) -> None:
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names = {"__name__": "__main__"}
     exec("steps = 3\ndef step(a):\n    global steps\n    steps += a\n    return steps", names)
     assert [ranks.run(names["step"], 1) for _ in range(2)] == [[4] * K] * 2
     names["steps"] = 5
@@ -121,7 +119,7 @@ class MessageAlone(Exception):
 
 
 class TravelsWrongly(Exception):
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return int, ("no number",)
 
 
@@ -151,14 +149,14 @@ def test_an_exception_with_arguments_of_its_own_is_told_whole(ranks, make, messa
     assert f"raised {type(expected).__name__}: {message}" in error.summary
     assert "test_handing_over.py, line" in error.summary
     if attributes is not None:
-        original: Any = error.original
+        original = error.original
         assert type(original) is type(expected)
         assert (str(original), original.args) == (str(expected), expected.args)
         assert {name: getattr(original, name) for name in attributes} == attributes
 
 
 def test_a_handle_that_is_returned_is_refused_in_words(ranks: Ranks) -> None:
-    def starts() -> Any:
+    def starts():
         return {"handles": [dist.all_reduce(torch.ones(2), async_op=True)]}
 
     with pytest.raises(RankError, match=r"must stay on its rank: call wait\(\) on it there"):
@@ -178,12 +176,12 @@ def fibonacci(n: int) -> int:
 
 
 @functools.singledispatch
-def total(x: Any) -> Any:
+def total(x):
     return x
 
 
 @total.register
-def _(x: list) -> Any:
+def _(x: list):
     return sum(total(item) for item in x)
 
 
@@ -194,7 +192,7 @@ class Cached:
 
 
 def test_functions_that_functools_made_run(ranks: Ranks) -> None:
-    def program() -> Any:
+    def program():
         return [
             fibonacci(50),
             fibonacci.cache_parameters()["maxsize"],
@@ -218,7 +216,7 @@ def test_the_variable_that_cannot_be_sent_is_named(ranks: Ranks) -> None:
     class Holder:
         lock = LOCK
 
-    def deep() -> Any:
+    def deep():
         return [Holder.lock for _ in held]
 
     for function, message in (
@@ -232,7 +230,7 @@ def test_the_variable_that_cannot_be_sent_is_named(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("make", [ExitAutocall, ZMQExitAutocall])
-def test_exit_of_a_notebook_ends_the_function(ranks: Ranks, make: Callable[..., Any]) -> None:
+def test_exit_of_a_notebook_ends_the_function(ranks: Ranks, make) -> None:
     """It would end the kernel; it has a reference to all of IPython, which cannot be sent."""
     leave = make(ip=LOCK)
     with pytest.raises(RankError, match=r"raised SystemExit: 3"):
@@ -250,6 +248,6 @@ def test_an_async_function_is_refused_in_words(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 @pytest.mark.parametrize("timeout", ["5", 0, math.nan, True])
-def test_a_timeout_that_is_no_time_is_refused(on: Any, timeout: Any) -> None:
+def test_a_timeout_that_is_no_time_is_refused(on, timeout) -> None:
     with pytest.raises(ValueError, match="timeout must be above 0 seconds, or None"):
         Ranks(K, on=on, timeout=timeout)

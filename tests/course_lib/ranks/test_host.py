@@ -1,7 +1,5 @@
 """The host of simulated ranks: what they do to their process does not reach the notebook."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ from tests.helpers import ROOT
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
+def ranks():
     with Ranks(3, on="simulated", timeout=60) as ranks:
         yield ranks
 
@@ -34,7 +31,7 @@ def works(ranks: Ranks) -> bool:
     return ranks.run(total, per_rank(torch.arange(9.0).chunk(3))) == [36.0] * 3
 
 
-def ends(action: Callable[[], object]) -> None:
+def ends(action) -> None:
     if dist.get_rank() == 1:
         action()
     dist.barrier()
@@ -58,19 +55,17 @@ def test_a_rank_that_ends_its_process_costs_the_host_only(ranks, action, message
         ranks.pull("kept")
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_an_endless_loop_meets_its_limit_even_if_it_never_lets_python_run(compiled: bool) -> None:
+def test_an_endless_loop_meets_its_limit_even_if_it_never_lets_python_run() -> None:
+    """One that does is among the `student_bugs`."""
+
     def loops() -> None:
         dist.barrier()
-        while dist.get_rank() == 1 and not compiled:
-            pass
         if dist.get_rank() == 1:
             re.match(r"(a+)+$", "a" * 40 + "b")  # keeps the interpreter to itself for hours
 
     with Ranks(3, on="simulated", timeout=0.5) as ranks:
-        with pytest.raises(RankTimeout, match=r"limit of 0\.5 s") as caught:
+        with pytest.raises(RankTimeout, match=r"limit of 0\.5 s"):
             ranks.run(loops)
-        assert compiled or "test_host.py" in caught.value.states[1].where
         ranks.timeout = 60  # a new host imports this file first, and a busy machine takes a while
         assert works(ranks)
 

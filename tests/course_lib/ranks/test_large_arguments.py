@@ -10,8 +10,8 @@ import torch.distributed as dist
 from course_lib.ranks import Ranks
 
 WORLD_SIZE = 2
+# Share of the argument's size that a process may take in addition.
 SPARE = 0.2
-"""Share of the argument's size that a process may take in addition."""
 
 
 def memory(name: str, pid: int | str = "self") -> int:

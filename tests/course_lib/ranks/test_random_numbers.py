@@ -1,7 +1,6 @@
 """Each rank draws its own numbers from Python and NumPy, as fresh processes do."""
 
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ def draw() -> tuple[float, float]:
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_no_two_ranks_draw_the_same(on: Any, k: int) -> None:
+def test_no_two_ranks_draw_the_same(on, k: int) -> None:
     preload(["numpy.random"])  # the state that the fork server has, its forks have as well
     drawn = []
     for _ in range(2 if on == "cpu" else 1):  # simulated ranks begin each call with the same seed

@@ -2,14 +2,11 @@
 
 import sys
 import threading
-from pathlib import Path
-
-import pytest
 
 from course_lib.ranks.stopping import in_import, is_importing, raise_in_thread
 
 
-def test_an_import_goes_on_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_goes_on_to_its_end(tmp_path, monkeypatch) -> None:
     class Stop(BaseException):
         pass
 

@@ -14,7 +14,7 @@ from course_lib.ranks import DeadlockError, MismatchError, RankError, RankTimeou
 from course_lib.ranks.explain.words import names
 from tests.helpers import ROOT
 from tests.helpers.carriers import CARRIERS, ranks_on
-from tests.helpers.student_bugs import BUGS, NOT_UNDER_TORCHRUN, Bug
+from tests.helpers.student_bugs import BUGS, NOT_UNDER_TORCHRUN
 
 pytestmark = pytest.mark.usefixtures("ddp_is_imported")
 
@@ -34,13 +34,13 @@ def outcome(index: int, carrier: str) -> Exception | None:
     return None
 
 
-def tells(bug: Bug, error: Exception | None) -> bool:
+def tells(bug, error: Exception | None) -> bool:
     """Return whether this is the error that the bug must end in, and names its cause."""
     report = str(error).lower()
     return type(error) is bug.error and all(word.lower() in report for word in bug.words)
 
 
-def crosses_sockets(bug: Bug) -> bool:
+def crosses_sockets(bug) -> bool:
     """Return whether the grader's network sees the bug: it is not what a rank alone knows."""
     return bug.error in (DeadlockError, MismatchError) and "DDP" not in bug.what
 
@@ -62,7 +62,7 @@ def test_the_cause_is_named(index: int, carrier: str) -> None:
     assert ranks_on(carrier, 4).run(dist.get_rank) == [0, 1, 2, 3]
 
 
-def cause(bug: Bug, error: Exception | None) -> str:
+def cause(bug, error: Exception | None) -> str:
     """Return the part of a report that names the cause."""
     if error is None:
         return "nothing"
@@ -108,8 +108,8 @@ _ERRORS: dict[type[Exception], str] = {
 _HEAD = """\
 # What students do wrong, and what they are told
 """
+# What begins here is written by hand.
 _FOOT = "## Under torchrun"
-"""What begins here is written by hand."""
 
 
 def test_the_page_says_what_the_ranks_say() -> None:

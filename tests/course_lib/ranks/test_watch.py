@@ -1,16 +1,18 @@
 """Jobs of ``torchrun`` that hang or fail, watched: the cause is named as in a notebook."""
 
+import os
 import re
+import selectors
 import socket
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.student_bugs import BUGS, NOT_UNDER_TORCHRUN
-from tests.helpers.watched_jobs import TOLD, output_of, told_by, torchrun
+from tests.helpers.torchrun import end, start
 
+TOLD = "reported by course_lib.ranks.watch"
 NAMES = [re.sub(r"\W+", "_", bug.what) for bug in BUGS]
 JOIN = "import sys\nimport torch, torch.distributed as dist\n"
 BUG = f"""{JOIN}
@@ -19,6 +21,37 @@ from tests.helpers.student_bugs import BUGS
 dist.init_process_group("gloo")
 BUGS[int(sys.argv[1])].fn()
 """
+
+
+def output_of(*jobs, until=lambda text: TOLD in text):
+    """Return what jobs print until all have ended, or `until` and half a second is over.
+
+    Those that still run are then ended as ``torchrun`` ends them.
+    """
+    printed = b""
+    end_at = time.monotonic() + 240
+    with selectors.DefaultSelector() as selector:
+        for job in jobs:
+            selector.register(job.stdout, selectors.EVENT_READ)
+        while selector.get_map() and time.monotonic() < end_at:
+            for key, _ in selector.select(0.1):
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fileobj)
+                printed += data
+                if until(printed.decode("utf-8", "replace")):
+                    end_at = min(end_at, time.monotonic() + 0.5)
+    printed += b"".join(map(end, jobs))
+    return printed.decode("utf-8", "replace")
+
+
+def told_by(text: str) -> str:
+    """Return what the watch told, without the rest of a job's output; empty if it told nothing."""
+    before, marker, after = text.partition(TOLD)
+    if not marker:
+        return ""
+    kind = before.rpartition("\n")[2].split(",")[0]
+    return f"{kind}{after}"
 
 
 # All bugs run on ranks of ours, which are explained by the same code; here are some of them.
@@ -33,11 +66,11 @@ HERE = [index for index, bug in enumerate(BUGS) if bug.what not in NOT_UNDER_TOR
         for index in HERE
     ],
 )
-def test_the_cause_is_named(index: int, tmp_path: Path) -> None:
+def test_the_cause_is_named(index: int, tmp_path) -> None:
     bug = BUGS[index]
     (tmp_path / "train.py").write_text(BUG)
     arguments = ("-m", "course_lib.ranks.watch", "train.py", str(index))
-    job = torchrun(tmp_path, *arguments, ranks=4 if index else 2)  # two suffice for the first
+    job = start(tmp_path, *arguments, ranks=4 if index else 2)  # two suffice for the first
     printed = output_of(job)
     report = told_by(printed)
     assert report.startswith(f"{bug.error.__name__}:"), printed
@@ -73,9 +106,9 @@ os.write(1, told.encode())
 
 
 @pytest.mark.large
-def test_a_right_script_is_left_alone(tmp_path: Path) -> None:
+def test_a_right_script_is_left_alone(tmp_path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", "--lr", "0.1", ranks=3)
+    job = start(tmp_path, "-m", "course_lib.ranks.watch", "train.py", "--lr", "0.1", ranks=3)
     printed = output_of(job)
     assert printed.count("done ['--lr', '0.1'] __main__ False") == 3, printed
     assert TOLD not in printed
@@ -94,9 +127,9 @@ dist.barrier()
 
 
 @pytest.mark.large
-def test_the_watch_ends_before_python_does(tmp_path: Path) -> None:
+def test_the_watch_ends_before_python_does(tmp_path) -> None:
     (tmp_path / "train.py").write_text(HURRIED)
-    job = torchrun(tmp_path, "train.py", ranks=4)
+    job = start(tmp_path, "train.py", ranks=4)
     printed = output_of(job)
     assert job.returncode == 0 and "Traceback" not in printed, printed
 
@@ -118,9 +151,9 @@ def line_of(script: str, text: str) -> str:
 
 
 @pytest.mark.large
-def test_a_killed_rank_is_named_with_its_last_line(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_with_its_last_line(tmp_path) -> None:
     (tmp_path / "train.py").write_text(KILLED)
-    printed = output_of(torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3))
+    printed = output_of(start(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3))
     report = told_by(printed)
     assert "Rank 1's process ended" in report, printed
     assert f"process ended        {line_of(KILLED, 'time.sleep')}" in report, report
@@ -145,10 +178,10 @@ if rank == 1:
 
 @pytest.mark.large
 @pytest.mark.parametrize("operation", ["collective", "message"])
-def test_after_the_groups_limit_pytorch_ends_the_job(operation: str, tmp_path: Path) -> None:
+def test_after_the_groups_limit_pytorch_ends_the_job(operation: str, tmp_path) -> None:
     (tmp_path / "train.py").write_text(LIMITED)
     start = time.monotonic()
-    job = torchrun(tmp_path, "train.py", operation, ranks=2)
+    job = start(tmp_path, "train.py", operation, ranks=2)
     printed = output_of(job)
     assert time.monotonic() - start < 300  # PyTorch's own limit is half an hour
     assert "Rank 0 raised RuntimeError" in told_by(printed), printed
@@ -156,7 +189,7 @@ def test_after_the_groups_limit_pytorch_ends_the_job(operation: str, tmp_path: P
 
 
 @pytest.mark.large
-def test_a_job_on_two_nodes_runs_and_is_not_watched(tmp_path: Path) -> None:
+def test_a_job_on_two_nodes_runs_and_is_not_watched(tmp_path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -164,7 +197,7 @@ def test_a_job_on_two_nodes_runs_and_is_not_watched(tmp_path: Path) -> None:
     for node in range(2):
         options = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1"]
         options += ["--master-port", str(port), "-m", "course_lib.ranks.watch", "train.py"]
-        jobs.append(torchrun(tmp_path, *options, ranks=2, GLOO_SOCKET_IFNAME="lo"))
+        jobs.append(start(tmp_path, *options, ranks=2, GLOO_SOCKET_IFNAME="lo"))
     printed = output_of(*jobs)
     assert printed.count("this job is not watched") == 1, printed
     assert printed.count("done") == 4, printed
@@ -185,9 +218,9 @@ dist.barrier()
 
 
 @pytest.mark.large
-def test_a_rank_that_waits_outside_of_communication_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_waits_outside_of_communication_is_named(tmp_path) -> None:
     (tmp_path / "train.py").write_text(LOCKED)
-    job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
+    job = start(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
     report = told_by(output_of(job))
     assert "Rank 0 is in no communication" in report and report.startswith("Note")
     assert line_of(LOCKED, "rank 1 holds it") in report, report
@@ -205,9 +238,9 @@ while True:
 
 
 @pytest.mark.large
-def test_a_job_that_is_cancelled_is_no_failure(tmp_path: Path) -> None:
+def test_a_job_that_is_cancelled_is_no_failure(tmp_path) -> None:
     (tmp_path / "train.py").write_text(WORKS)
-    job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
+    job = start(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
     printed = output_of(job, until=lambda text: text.count("works") > 6)
     assert printed.count("works") > 6, printed
     assert TOLD not in printed

@@ -1,7 +1,5 @@
 """ShardedOptimizer: the steps of one process, with one K-th of its state."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,39 +10,30 @@ from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_flat
 from course_lib.ranks import RankError
 from course_lib.sharded_optimizer import ShardedOptimizer, sharded_optimizer
+from tests.helpers import zero_scenarios as scenarios
 from tests.helpers.ddp_scenarios import WORLDS
-from tests.helpers.zero_scenarios import (
-    OPTIMIZERS,
-    Awkward,
-    assert_equal,
-    batches,
-    groups_of,
-    one_process,
-    run_steps,
-    weights,
-)
 
 WHO = ["averaged", "local", "sharded"]
 
 
-def train(name: str, mode: Any, groups: bool = False, cap: float = 3e-4) -> list[Tensor]:
-    net = Awkward()
-    cls, options = OPTIMIZERS[name]
+def train(name: str, mode, groups: bool = False, cap: float = 3e-4) -> list[Tensor]:
+    net = scenarios.Awkward()
+    cls, options = scenarios.OPTIMIZERS[name]
     optimizer = ShardedOptimizer(
-        groups_of(net, groups), cls, gradients=mode, bucket_cap_mb=cap, **options
+        scenarios.groups_of(net, groups), cls, gradients=mode, bucket_cap_mb=cap, **options
     )
-    run_steps(net, optimizer, batches(), mode == "averaged")
-    return weights(net)
+    scenarios.run_steps(net, optimizer, scenarios.batches(), mode == "averaged")
+    return scenarios.weights(net)
 
 
 @pytest.mark.parametrize("mode", WHO)
 @pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_weights_equal_those_of_one_process(ranks_of, on, k, mode):
-    for name in OPTIMIZERS:
+    for name in scenarios.OPTIMIZERS:
         results = ranks_of(on, k).run(train, name, mode)
-        expected = weights(one_process(name)[0])
+        expected = scenarios.weights(scenarios.one_process(name)[0])
         for replica in results:
-            assert_equal(replica, expected)
+            scenarios.assert_equal(replica, expected)
             assert all(map(torch.equal, replica, results[0]))
 
 
@@ -66,7 +55,7 @@ def test_fewer_elements_than_ranks(ranks_of):
 # --- what is sent -----------------------------------------------------------------------------
 
 
-def one_step(mode: Any, numbers: int, cap: float) -> None:
+def one_step(mode, numbers: int, cap: float) -> None:
     params = [nn.Parameter(torch.ones(numbers // 8)) for _ in range(8)]
     optimizer = ShardedOptimizer(params, torch.optim.SGD, gradients=mode, bucket_cap_mb=cap)
     torch.stack([param.sum() for param in params]).sum().backward()
@@ -88,7 +77,7 @@ def test_bytes_sent_are_those_of_the_paper(ranks_of, k, mode, volume):
 # --- used as any optimizer --------------------------------------------------------------------
 
 
-def unused(mode: Any) -> tuple[list[Tensor], float]:
+def unused(mode) -> tuple[list[Tensor], float]:
     """Rank 1's loss uses the second parameter only, rank 2's none."""
     params = [nn.Parameter(torch.ones(5)) for _ in range(2)]
     optimizer = ShardedOptimizer(
@@ -108,63 +97,60 @@ def test_what_a_rank_did_not_use_counts_as_zero(ranks_of, mode):
         assert returned == 7
 
 
-def wrong(case: str) -> None:
-    net = Awkward()
-    if case == "whole tensors":
-        ShardedOptimizer(net.parameters(), torch.optim.LBFGS)
-    if case == "who":
-        ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients="mean")
-    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD)
-    if case == "group":
-        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    if case == "sparse":
-        embedding = nn.Embedding(3, 2, sparse=True)
-        of_sparse = ShardedOptimizer(embedding.parameters(), torch.optim.SGD)
-        embedding(torch.tensor([1])).sum().backward()
-        of_sparse.step()
+def sharded(*, of: type = torch.optim.SGD, **options) -> ShardedOptimizer:
+    return ShardedOptimizer(scenarios.Awkward().parameters(), of, **options)
+
+
+def of_a_sparse_gradient() -> None:
+    embedding = nn.Embedding(3, 2, sparse=True)
+    optimizer = ShardedOptimizer(embedding.parameters(), torch.optim.SGD)
+    embedding(torch.tensor([1])).sum().backward()
+    optimizer.step()
 
 
 @pytest.mark.parametrize(
-    ("case", "message"),
+    ("program", "message"),
     [
-        ("whole tensors", "LBFGS needs whole tensors"),
-        ("who", '"averaged", "local" or "sharded"'),
-        ("group", "give all groups"),
-        ("sparse", "sparse=False"),
+        (lambda: sharded(of=torch.optim.LBFGS), "LBFGS needs whole tensors"),
+        (lambda: sharded(gradients="mean"), '"averaged", "local" or "sharded"'),
+        (lambda: sharded().add_param_group({"params": [torch.ones(1)]}), "give all groups"),
+        (of_a_sparse_gradient, "sparse=False"),
     ],
 )
-def test_errors_say_what_to_do(ranks_of, case, message):
+def test_errors_say_what_to_do(ranks_of, program, message):
     with pytest.raises(RankError, match=message):
-        ranks_of("simulated", 2).run(wrong, case)
+        ranks_of("simulated", 2).run(program)
 
 
 # --- states ---------------------------------------------------------------------------------------
 
 
-def save_halfway(name: str, mode: Any) -> Any:
-    net = Awkward()
-    cls, options = OPTIMIZERS[name]
-    optimizer = ShardedOptimizer(groups_of(net, True), cls, gradients=mode, **options)
-    run_steps(net, optimizer, batches()[:3], mode == "averaged")
+def save_halfway(name: str, mode):
+    net = scenarios.Awkward()
+    cls, options = scenarios.OPTIMIZERS[name]
+    optimizer = ShardedOptimizer(scenarios.groups_of(net, True), cls, gradients=mode, **options)
+    scenarios.run_steps(net, optimizer, scenarios.batches()[:3], mode == "averaged")
     return {k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()
 
 
-def resume(name: str, mode: Any, net_state: Any, state: Any) -> list[Tensor]:
-    net = Awkward(seed=5)
+def resume(name: str, mode, net_state, state) -> list[Tensor]:
+    net = scenarios.Awkward(seed=5)
     net.load_state_dict(net_state)
-    cls, options = OPTIMIZERS[name]
-    optimizer = ShardedOptimizer(groups_of(net, True), cls, gradients=mode, **options)
+    cls, options = scenarios.OPTIMIZERS[name]
+    optimizer = ShardedOptimizer(scenarios.groups_of(net, True), cls, gradients=mode, **options)
     optimizer.load_state_dict(state)
-    run_steps(net, optimizer, batches()[3:], mode == "averaged")
-    return weights(net)
+    scenarios.run_steps(net, optimizer, scenarios.batches()[3:], mode == "averaged")
+    return scenarios.weights(net)
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (1, 4)])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", scenarios.OPTIMIZERS)
 def test_a_run_goes_on_with_another_number_of_ranks(ranks_of, name, before, after):
     saved = ranks_of("simulated", before).run(save_halfway, name, "averaged")[0]
     for replica in ranks_of("simulated", after).run(resume, name, "sharded", *saved):
-        assert_equal(replica, weights(one_process(name, groups=True)[0]))
+        scenarios.assert_equal(
+            replica, scenarios.weights(scenarios.one_process(name, groups=True)[0])
+        )
 
 
 # --- complex parameters ---------------------------------------------------------------------------
@@ -221,7 +207,7 @@ def train_minimal(name: str) -> list[Tensor]:
     """Train in a group of all ranks but the last one, which is alone in another."""
     k, rank, params = dist.get_world_size(), dist.get_rank(), parameters()
     groups = [dist.new_group(members) for members in ([*range(k - 1)] or [0], [k - 1])]
-    cls, options = OPTIMIZERS[name]
+    cls, options = scenarios.OPTIMIZERS[name]
     tied = (param for param in [*params, params[2], params[0]])
     memory = [param.data_ptr() for param in params]
     step = sharded_optimizer(tied, lambda chunk: cls(chunk, **options), groups[rank == k - 1 > 0])
@@ -235,7 +221,7 @@ def train_minimal(name: str) -> list[Tensor]:
 
 
 def mean_in_one_process(name: str, ranks: list[int]) -> list[Tensor]:
-    cls, options = OPTIMIZERS[name]
+    cls, options = scenarios.OPTIMIZERS[name]
     params = parameters()
     optimizer = cls([p for i, p in enumerate(params) if i != FROZEN], **options)
     for number in range(STEPS):
@@ -248,9 +234,9 @@ def mean_in_one_process(name: str, ranks: list[int]) -> list[Tensor]:
     return [param.detach() for param in params]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", scenarios.OPTIMIZERS)
 @pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_the_minimal_version_takes_the_steps_of_one_process(ranks_of, on, k, name):
     for rank, replica in enumerate(ranks_of(on, k).run(train_minimal, name)):
         members = [rank] if rank == k - 1 else [*range(k - 1)]
-        assert_equal(replica, mean_in_one_process(name, members))
+        scenarios.assert_equal(replica, mean_in_one_process(name, members))

@@ -1,7 +1,5 @@
 """Formulas of failures beside histories of them, and beside the papers' limits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from statistics import mean, stdev

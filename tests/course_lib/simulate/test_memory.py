@@ -1,7 +1,5 @@
 """A rank's memory beside counts by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

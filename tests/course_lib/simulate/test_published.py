@@ -1,7 +1,5 @@
 """The published runs: the errors are those that the docs name."""
 
-from __future__ import annotations
-
 from statistics import median
 
 from course_lib.simulate.published import load

@@ -1,7 +1,5 @@
 """The search beside trying everything, and what it says when nothing fits."""
 
-from __future__ import annotations
-
 import pytest
 
 from course_lib.simulate import CLUSTERS, Transformer, estimate

@@ -1,7 +1,5 @@
 """The time of a step beside times derived by hand, and beside the pipeline's own clock."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

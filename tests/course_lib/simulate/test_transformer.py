@@ -1,7 +1,5 @@
 """The counts of a transformer beside those of a real one, counted by PyTorch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

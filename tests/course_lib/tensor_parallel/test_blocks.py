@@ -1,25 +1,16 @@
 """Tensor parallelism: forward, backward and training as on one process, and what it sends."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss, scaled_dot_product_attention
 
+from course_lib import tensor_parallel
 from course_lib.collectives import place_in
 from course_lib.mesh.transformer import MLP
 from course_lib.ranks import RankError
 from course_lib.sharding import shard
-from course_lib.tensor_parallel import (
-    ColumnParallelLinear,
-    ParallelAttention,
-    ParallelMLP,
-    column_parallel,
-    row_parallel,
-    sum_partial_gradients,
-)
 from tests.helpers.ddp_scenarios import WORLDS
 
 WIDTH, HIDDEN, HEADS, TOKENS, BATCH, STEPS = 15, 22, 5, 7, 2, 5
@@ -32,10 +23,10 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         heads = [t.unflatten(-1, (HEADS, -1)).permute(1, 2, 0, 3) for t in self.qkv(x).chunk(3, -1)]
         attended = scaled_dot_product_attention(*heads)
-        out: Tensor = self.out(attended.permute(2, 0, 1, 3).flatten(2))
+        out = self.out(attended.permute(2, 0, 1, 3).flatten(2))
         return out
 
 
@@ -50,28 +41,28 @@ class Layer(nn.Module):
         options = {"sequence_parallel": along_sequence}
         if parallel:
             blocks = [
-                ParallelAttention(WIDTH, HEADS, **options),
-                ParallelMLP(WIDTH, HIDDEN, **options),
+                tensor_parallel.ParallelAttention(WIDTH, HEADS, **options),
+                tensor_parallel.ParallelMLP(WIDTH, HIDDEN, **options),
             ]
         else:
             blocks = [Attention(), MLP(WIDTH, HIDDEN)]
         self.blocks = nn.ModuleList(blocks)
         self.double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         args = (TOKENS,) if self.along_sequence else ()
         for norm, block in zip(self.norms, self.blocks, strict=True):
             x = x + block(norm(x), *args)
         return x
 
 
-def data() -> tuple[Tensor, Tensor]:
+def data():
     g = torch.Generator().manual_seed(1)
     x, y = (torch.randn(TOKENS, BATCH, WIDTH, generator=g, dtype=torch.float64) for _ in range(2))
     return x, y
 
 
-def train(layer: Layer) -> tuple[Tensor, Tensor]:
+def train(layer: Layer):
     """Return the outputs after training, and the input's gradient of the first step."""
     x, y = data()
     part = shard if layer.along_sequence else lambda t, *_: t
@@ -79,7 +70,7 @@ def train(layer: Layer) -> tuple[Tensor, Tensor]:
     x_part, target = part(x, k, rank).clone().requires_grad_(), part(y, k, rank)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     gradient = torch.empty(0)
-    shared: list[Tensor] = []
+    shared = []
     if layer.along_sequence:
         shared = [*layer.norms.parameters(), *(block.leave.bias for block in layer.blocks)]
     for step in range(STEPS):
@@ -87,16 +78,16 @@ def train(layer: Layer) -> tuple[Tensor, Tensor]:
         for factor in (0.25, 0.75):  # two backwards, and any number of sums after each
             (factor * mse_loss(layer(x_part), target, reduction="sum") / y.numel()).backward()
             for _ in range(step if shared else 0):
-                sum_partial_gradients(shared)
+                tensor_parallel.sum_partial_gradients(shared)
         if shared:
-            sum_partial_gradients(shared)
+            tensor_parallel.sum_partial_gradients(shared)
         if step == 0:
             gradient = x_part.grad.clone()
         optimizer.step()
     return layer(x_part).detach(), gradient
 
 
-def on_ranks(along_sequence: bool) -> Any:
+def on_ranks(along_sequence: bool):
     return train(Layer(True, along_sequence))
 
 
@@ -119,8 +110,8 @@ def test_along_the_sequence_each_rank_has_its_tokens(ranks_of, on, k):
 
 def wrong(case: str) -> None:
     if case == "heads":
-        ParallelAttention(8, 3)
-    ColumnParallelLinear(4, 4, sequence_parallel=True)(torch.ones(1, 4))
+        tensor_parallel.ParallelAttention(8, 3)
+    tensor_parallel.ColumnParallelLinear(4, 4, sequence_parallel=True)(torch.ones(1, 4))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +126,7 @@ def test_errors_say_what_is_missing(ranks_of, case, message):
 
 
 IN, OUT = 5, 3  # fewer outputs than ranks, where there are four
-MAKE = {0: column_parallel, 1: row_parallel}
+MAKE = {0: tensor_parallel.column_parallel, 1: tensor_parallel.row_parallel}
 
 
 def layer(bias: bool) -> nn.Linear:
@@ -143,24 +134,24 @@ def layer(bias: bool) -> nn.Linear:
     return nn.Linear(IN, OUT, bias, dtype=torch.float64)
 
 
-def numbers(*shape: int) -> Tensor:
+def numbers(*shape: int):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def gradients(linear: nn.Module, x: Tensor, y: Tensor, dy: Tensor) -> list[Tensor]:
+def gradients(linear: nn.Module, x, y, dy):
     """Return the gradients of a model in which x is also used beside the layer."""
     bias = [] if linear.bias is None else [linear.bias]
     loss = (y * dy).sum() + x.square().sum()
     return list(torch.autograd.grad(loss, [x, linear.weight, *bias]))
 
 
-def one_process(bias: bool) -> tuple[Tensor, list[Tensor]]:
+def one_process(bias: bool):
     linear, x = layer(bias), numbers(2, 4, IN).requires_grad_()
     y = linear(x)
     return y, gradients(linear, x, y, numbers(2, 4, OUT))
 
 
-def linear_on_ranks(dim: int, bias: bool) -> tuple[Tensor, list[Tensor]]:
+def linear_on_ranks(dim: int, bias: bool):
     rank, k, linear = dist.get_rank(), dist.get_world_size(), layer(bias)
     part = MAKE[dim](linear)
     assert part.weight.untyped_storage().data_ptr() != linear.weight.untyped_storage().data_ptr()
@@ -181,7 +172,7 @@ def test_its_parts_are_those_of_one_process(ranks_of, on, k, dim, bias):
     output, (dx, dw, *db) = one_process(bias)
     for rank, results in enumerate(ranks_of(on, k).run(linear_on_ranks, dim, bias)):
 
-        def own(tensor: Tensor, along: int, rank: int = rank) -> Tensor:
+        def own(tensor, along: int, rank: int = rank):
             return tensor.tensor_split(k, along)[rank]
 
         if dim == 0:

@@ -9,17 +9,7 @@ import torch
 from course_lib.ranks import RankError
 from course_lib.train import train
 from course_lib.train.checkpoint import checkpoints, save_checkpoint, step_of
-from tests.helpers.train_runs import (
-    DIGITS,
-    EXACT,
-    TEXT,
-    assert_same_training,
-    bits,
-    in_double,
-    one_machine,
-    refusal,
-    same_everywhere,
-)
+from tests.helpers import train_runs
 
 
 @pytest.mark.parametrize(
@@ -31,35 +21,37 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     ranks_of, tmp_path, on, world_size, ddp
 ):
     """Also what dropout drops is the same, though every rank drops something else."""
-    config = replace(TEXT, width=32, dropout=0.2, steps=9, ddp=ddp)
+    config = replace(train_runs.TEXT, width=32, dropout=0.2, steps=9, ddp=ddp)
     ranks = ranks_of(on, world_size)
-    uninterrupted = same_everywhere(ranks.run(train, config))
+    uninterrupted = train_runs.same_everywhere(ranks.run(train, config))
     saving = replace(config, checkpoint=str(tmp_path / "runs" / "text"), checkpoint_every=2)
     ranks.run(train, replace(saving, steps=5))
-    resumed = same_everywhere(ranks.run(train, saving))
+    resumed = train_runs.same_everywhere(ranks.run(train, saving))
     assert (uninterrupted.resumed_at, resumed.resumed_at) == (0, 5)
-    assert bits(resumed) == bits(uninterrupted)
+    assert train_runs.bits(resumed) == train_runs.bits(uninterrupted)
     assert resumed.losses == uninterrupted.losses
     assert resumed.test_loss == uninterrupted.test_loss
 
-    again = same_everywhere(ranks.run(train, saving))  # nothing is left to be done
+    again = train_runs.same_everywhere(ranks.run(train, saving))  # nothing is left to be done
     assert again.resumed_at == 9
     assert again.losses == uninterrupted.losses
 
 
 @pytest.mark.large
 def test_another_number_of_ranks_goes_on_in_the_middle_of_an_epoch(ranks_of, tmp_path):
-    config = replace(DIGITS, batch_size=120, steps=19, checkpoint=str(tmp_path))  # 11 per epoch
-    ranks_of("simulated", 2).run(in_double, replace(config, steps=13, accumulate=3))
-    result = same_everywhere(ranks_of("simulated", 3).run(in_double, config))
+    config = replace(
+        train_runs.DIGITS, batch_size=120, steps=19, checkpoint=str(tmp_path)
+    )  # 11 per epoch
+    ranks_of("simulated", 2).run(train_runs.in_double, replace(config, steps=13, accumulate=3))
+    result = train_runs.same_everywhere(ranks_of("simulated", 3).run(train_runs.in_double, config))
     assert result.resumed_at == 13
-    assert_same_training(result, one_machine(config), **EXACT)
+    train_runs.assert_same_training(result, train_runs.one_machine(config), **train_runs.EXACT)
 
 
 def test_only_the_newest_checkpoints_stay_and_a_damaged_one_is_passed_over(
     ranks_of, tmp_path, capsys
 ):
-    config = replace(TEXT, steps=6, checkpoint=str(tmp_path), checkpoint_every=2)
+    config = replace(train_runs.TEXT, steps=6, checkpoint=str(tmp_path), checkpoint_every=2)
     ranks = ranks_of("simulated", 2)
     expected = ranks.run(train, config)[0]
     assert [step_of(path) for path in checkpoints(tmp_path)] == [4, 6]
@@ -67,9 +59,9 @@ def test_only_the_newest_checkpoints_stay_and_a_damaged_one_is_passed_over(
     newest = tmp_path / "step-00000006.pt"
     newest.write_bytes(newest.read_bytes()[:-1000])  # as if the machine had stopped
     (tmp_path / "step-00000008.tmp").write_bytes(b"half a checkpoint")
-    again = same_everywhere(ranks.run(train, config))
+    again = train_runs.same_everywhere(ranks.run(train, config))
     assert again.resumed_at == 4
-    assert bits(again) == bits(expected)
+    assert train_runs.bits(again) == train_runs.bits(expected)
     assert f"{newest} cannot be used" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step-00000004.pt",
@@ -87,8 +79,8 @@ def test_if_no_checkpoint_can_be_read_all_ranks_refuse_and_none_is_lost(
             path.write_bytes(damage)
         else:  # a Path cannot be loaded without running its code
             torch.save(damage, path)
-    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
-    first, second = ranks_of("simulated", 2).run(refusal, config)
+    config = replace(train_runs.TEXT, steps=1, checkpoint=str(tmp_path))
+    first, second = ranks_of("simulated", 2).run(train_runs.refusal, config)
     assert first == second
     assert f"none of the 2 checkpoints in {tmp_path} can be read" in first
     assert set(tmp_path.iterdir()) == files
@@ -114,7 +106,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
     ],
 )
 def test_a_checkpoint_of_another_configuration_is_refused(ranks_of, tmp_path, change, message):
-    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
+    config = replace(train_runs.TEXT, steps=1, checkpoint=str(tmp_path))
     ranks = ranks_of("simulated", 2)
     ranks.run(train, config)
     with pytest.raises(RankError, match=message) as error:

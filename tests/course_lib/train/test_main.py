@@ -4,10 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +11,7 @@ import torch
 from course_lib.train import ConfigError, TrainConfig, train
 from course_lib.train import __main__ as command_line
 from tests.helpers import ROOT
+from tests.helpers.torchrun import finish, start
 from tests.helpers.train_runs import same_everywhere
 
 SMALL = [
@@ -45,40 +42,13 @@ leave(main())
 """
 
 
-@contextmanager
-def started(*command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        # torchrun never removes the folder it makes for its logs.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()  # torchrun then ends its ranks, which a kill would leave behind
-            try:
-                process.communicate(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-
-
-TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-
 @pytest.mark.large
 def test_a_killed_rank_leads_to_a_restart_and_the_loss_of_an_uninterrupted_run(ranks_of, tmp_path):
     (tmp_path / "killed.py").write_text(KILLED)
     options = [*SMALL, "--steps", "12", "--checkpoint", "kept", "--checkpoint-every", "3"]
-    command = (*TORCHRUN, "--max-restarts", "1", "killed.py", *options)
-    with started(*command, folder=tmp_path) as process:
-        output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    job = start(tmp_path, "--max-restarts", "1", "killed.py", *options)
+    output = finish(job)[0].decode()
+    assert job.returncode == 0, output
     assert (tmp_path / "rank 1 was killed").exists()
     assert "continuing from kept at step 6 of 12" in output
 
@@ -91,7 +61,7 @@ def test_a_killed_rank_leads_to_a_restart_and_the_loss_of_an_uninterrupted_run(r
     assert f"test loss {expected.test_loss:.4f}" in output
 
 
-def vars_of(options: list[str]) -> dict[str, Any]:
+def vars_of(options: list[str]):
     parsed = vars(command_line.parser().parse_args(options))
     names = {option.removeprefix("--").replace("-", "_") for option in options[::2]}
     return {name: parsed[name] for name in names}
@@ -100,24 +70,26 @@ def vars_of(options: list[str]) -> dict[str, Any]:
 @pytest.mark.large
 def test_ctrl_c_ends_all_ranks_at_once_and_without_tracebacks_of_ours(tmp_path):
     options = [*SMALL, "--steps", "1000000", "--checkpoint", "kept", "--checkpoint-every", "5"]
-    with started(*TORCHRUN, "-m", "course_lib.train", *options, folder=tmp_path) as process:
-        assert process.stdout is not None
-        assert any("step      10/1000000" in line for line in process.stdout)
-        process.send_signal(signal.SIGINT)  # torchrun passes it on to the ranks
-        output, errors = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert "course_lib/train" not in errors  # torchrun's own traceback is all there is
-    assert "KeyboardInterrupt" not in errors + output
-    assert "terminate called" not in errors
+    job = start(tmp_path, "-m", "course_lib.train", *options)
+    assert any(b"step      10/1000000" in line for line in job.stdout)
+    job.send_signal(signal.SIGINT)  # torchrun passes it on to the ranks
+    printed = finish(job)[0].decode()
+    assert job.returncode != 0
+    assert "course_lib/train" not in printed  # torchrun's own traceback is all there is
+    assert "KeyboardInterrupt" not in printed and "terminate called" not in printed
 
 
 @pytest.mark.large
 def test_it_runs_without_torchrun_as_one_rank(tmp_path):
-    with started("course_lib.train", *SMALL, "--steps", "3", folder=tmp_path) as process:
-        output, errors = process.communicate(timeout=300)
-    assert (process.returncode, errors) == (0, "")
-    assert "1 rank × 24 examples" in output
-    assert "step 3/3" in output
+    done = subprocess.run(
+        [sys.executable, "-m", "course_lib.train", *SMALL, "--steps", "3"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 rank × 24 examples" in done.stdout and "step 3/3" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ from course_lib.who_wins.__main__ import main
 
 
 @pytest.mark.large
-def test_the_command_prints_and_draws_the_map(tmp_path, capsys):
+def test_the_command_prints_the_map(capsys):
     network = ("--latencies", "1e-3", "--bandwidths", "1e7", "1e6")
     options = ("--algorithms", "flat", "bucketed", "--seeds", "2")
-    figure = tmp_path / "map.png"
-    assert main([*network, *options, "--figure", str(figure)]) == 0
-    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert main([*network, *options]) == 0
     out, err = capsys.readouterr()
     assert "| 1 ms, 1 MB/s | " in out and "| 1 ms, 10 MB/s | " in out
     assert "| bucketed | AdamW, 0.025 | " in out

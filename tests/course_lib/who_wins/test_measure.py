@@ -41,9 +41,10 @@ def test_a_whole_training_takes_what_a_few_steps_foretell(name, place):
 @pytest.mark.parametrize("name", IN_STEP)
 def test_weights_do_not_depend_on_the_network(name: str) -> None:
     """Else they could not be trained once for all networks."""
-    steps = EVERY if ALGORITHMS[name].period > 1 else 2
-    _, free = run_steps(SMALL, name, GENTLE, 0, steps, None)
-    _, slow = run_steps(SMALL, name, GENTLE, 0, steps, network_of(1e-3, 1e5))
+    adam = Setting("AdamW", 0.01)
+    steps = EVERY if ALGORITHMS[name].period > 1 or name == "1-bit Adam" else 2
+    _, free = run_steps(SMALL, name, adam, 0, steps, None)
+    _, slow = run_steps(SMALL, name, adam, 0, steps, network_of(1e-3, 1e5))
     torch.testing.assert_close(free[-1], slow[-1], rtol=0, atol=0)
 
 

@@ -1,9 +1,5 @@
 """What a rank reports of a call: a case begins as if none came before; a report may be forged."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -26,7 +22,7 @@ def test_gradients_and_float32_are_there_again() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def report(**changed: Any) -> dict[str, Any]:
+def report(**changed):
     """Return the report of a rank that left its input, `X`, as it was, with entries replaced."""
     return {
         "inputs": {"its input": [X]},
@@ -57,7 +53,7 @@ def test_an_honest_report_has_no_effect() -> None:
         {"inputs": {"its input": None}},
     ],
 )
-def test_a_forged_report_is_refused(forged: dict[str, Any]) -> None:
+def test_a_forged_report_is_refused(forged) -> None:
     with pytest.raises(ValueError):
         effects_of(report(**forged), X, 1.0, may_change=[], seed=5)
 

@@ -1,9 +1,5 @@
 """A student's function may return NumPy's numbers, slices and ranges instead of Python's own."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -27,7 +23,7 @@ from course_lib.checking.on_ranks.leaves import ARRAY
         ({"a": {"b": np.uint8(7)}}, {"a": {"b": 7}}),
     ],
 )
-def test_it_becomes_plain(returned: Any, plain: Any) -> None:
+def test_it_becomes_plain(returned, plain) -> None:
     value = simple(returned)
     assert value == plain
     assert type(value) is type(plain)
@@ -48,12 +44,12 @@ def test_an_array_keeps_its_numbers_and_its_kind() -> None:
         (2, "x: expected 2, got a NumPy array of shape [3], float64"),
     ],
 )
-def test_an_array_is_called_an_array(right: Any, message: str) -> None:
+def test_an_array_is_called_an_array(right, message: str) -> None:
     with pytest.raises(Wrong) as caught:
         expect_equal({"x": simple(np.ones(3))}, {"x": right}, "rank 0")
     assert caught.value.message == f"rank 0: {message}"
 
 
 @pytest.mark.parametrize("returned", [range(0, 6, 2), slice(0, 6, 2), True, "text", None, 2.5])
-def test_what_is_plain_or_means_something_else_stays(returned: Any) -> None:
+def test_what_is_plain_or_means_something_else_stays(returned) -> None:
     assert simple(returned) is returned

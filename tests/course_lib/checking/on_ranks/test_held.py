@@ -1,10 +1,6 @@
 """The tensors that an object holds, wherever it keeps them."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,11 +10,11 @@ from torch import nn
 from course_lib.checking.on_ranks.held import held_by
 
 
-def in_a_closure(x: torch.Tensor) -> Any:
+def in_a_closure(x: torch.Tensor):
     return lambda: x
 
 
-def in_an_attribute(x: torch.Tensor) -> Any:
+def in_an_attribute(x: torch.Tensor):
     class Holder:
         def __init__(self) -> None:
             self.inner = {"x": [x.view(-1)]}
@@ -26,7 +22,7 @@ def in_an_attribute(x: torch.Tensor) -> Any:
     return Holder()
 
 
-def in_a_method_of_its_class(x: torch.Tensor) -> Any:
+def in_a_method_of_its_class(x: torch.Tensor):
     class Layer(nn.Module):
         def forward(self) -> torch.Tensor:
             return x
@@ -34,18 +30,18 @@ def in_a_method_of_its_class(x: torch.Tensor) -> Any:
     return Layer()
 
 
-def in_a_submodule(x: torch.Tensor) -> Any:
+def in_a_submodule(x: torch.Tensor):
     linear = nn.Linear(1, 1)
     linear.weight = nn.Parameter(x)
     return [nn.Sequential(linear)]
 
 
-def in_arguments_kept_for_later(x: torch.Tensor) -> Any:
+def in_arguments_kept_for_later(x: torch.Tensor):
     return functools.partial(print, x), in_an_attribute(x).__init__
 
 
-def in_a_circle(x: torch.Tensor) -> Any:
-    circle: list[Any] = [x]
+def in_a_circle(x: torch.Tensor):
+    circle = [x]
     circle.append(circle)
     return circle
 
@@ -62,7 +58,7 @@ HOLDERS = [
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_what_something_holds_is_found(holder: Callable[[torch.Tensor], Any]) -> None:
+def test_what_something_holds_is_found(holder) -> None:
     x = torch.ones(1000)
     addresses = {t.untyped_storage().data_ptr() for t in held_by(holder(x))}
     assert x.untyped_storage().data_ptr() in addresses

@@ -1,9 +1,5 @@
 """A small course, and a desk to which all of it was handed out."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from course_lib.learner._desk import refresh
@@ -11,7 +7,7 @@ from tests.helpers.desk_files import CHECKS, LECTURE, MODULE, notebook, ran, wri
 
 
 @pytest.fixture
-def course(tmp_path: Path) -> Path:
+def course(tmp_path):
     """Return a course with a lecture that was run, an assignment, and a module to read."""
     root = tmp_path / "the course"
     write(root / LECTURE, ran(notebook("a = 1", "print(a)")))
@@ -26,7 +22,7 @@ def course(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def desk(course: Path) -> Path:
+def desk(course):
     """Return a desk to which everything was handed out once."""
     assert refresh(course, course / "work") == []
     return course / "work"

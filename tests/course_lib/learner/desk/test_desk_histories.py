@@ -1,13 +1,10 @@
 """No history of a desk, in any order, loses a word or an output of the student's."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import nbformat
@@ -97,7 +94,7 @@ class Desk:
         """Refresh, killed after so many writes unless that is None, and look what is left."""
         before, real, left = self.students(), os.replace, iter(range(writes or 0))
 
-        def replace(*arguments: Any) -> None:
+        def replace(*arguments) -> None:
             if writes is not None and next(left, None) is None:
                 raise Killed
             real(*arguments)
@@ -140,7 +137,7 @@ rounds = st.fixed_dictionaries(
 
 
 # A killed refresh had put the second version there, when the course went back to the first.
-BACK_AND_FORTH: list[dict[str, Any]] = [
+BACK_AND_FORTH = [
     {"course": [(NOTEBOOK, "second", False)], "student": [], "killed": 2, "records lost": False},
     {"course": [(NOTEBOOK, "first", False)], "student": [], "killed": None, "records lost": False},
 ]
@@ -149,7 +146,7 @@ BACK_AND_FORTH: list[dict[str, Any]] = [
 @example(BACK_AND_FORTH)
 @settings(max_examples=50)
 @given(st.lists(rounds, min_size=2, max_size=6))
-def test_nothing_of_the_students_is_ever_lost(history: list[dict[str, Any]]) -> None:
+def test_nothing_of_the_students_is_ever_lost(history) -> None:
     with tempfile.TemporaryDirectory(prefix="desk-") as root:
         desk = Desk(Path(root))
         for each in history:

@@ -1,7 +1,5 @@
 """The desk that this course makes: links, checks, nothing given away, and JupyterLab on it."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,12 +1,8 @@
 """A refresh loses nothing of the student's, whatever student and course did to a file."""
 
-from __future__ import annotations
-
 import stat
-from pathlib import Path
 
 import pytest
-from nbformat import NotebookNode
 
 from course_lib.learner._desk import refresh
 from tests.helpers.desk_files import (
@@ -24,7 +20,7 @@ from tests.helpers.desk_files import (
 )
 
 
-def test_copies_are_handed_out_without_outputs_and_links_find_their_file(desk: Path) -> None:
+def test_copies_are_handed_out_without_outputs_and_links_find_their_file(desk) -> None:
     assert there(desk) == HANDED_OUT
     assert sources(desk / LECTURE) == ["a = 1", "print(a)", ""]
     assert outputs(desk / LECTURE) == []
@@ -37,7 +33,7 @@ def test_copies_are_handed_out_without_outputs_and_links_find_their_file(desk: P
     [(notebook("a = 1", "mine"), "changes"), (ran(notebook("a = 1", "print(a)")), "outputs")],
 )
 def test_what_both_changed_stays_and_the_new_version_is_laid_beside_it_once(
-    course: Path, desk: Path, on_desk: NotebookNode, traces: str
+    course, desk, on_desk, traces: str
 ) -> None:
     write(desk / LECTURE, on_desk)
     written = (desk / LECTURE).read_bytes()
@@ -55,7 +51,7 @@ def test_what_both_changed_stays_and_the_new_version_is_laid_beside_it_once(
     assert refresh(course, desk) == [] and not beside.exists()
 
 
-def test_what_the_course_drops_goes_unless_it_is_the_students(course: Path, desk: Path) -> None:
+def test_what_the_course_drops_goes_unless_it_is_the_students(course, desk) -> None:
     write(desk / CHECKS, "CHECKS = 'mine'")
     (course / LECTURE).unlink()
     (course / CHECKS).unlink()

@@ -1,9 +1,5 @@
 """Damage, interruptions and obstacles: a refresh says what it met, and loses nothing."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from course_lib.learner import CannotGoOn
@@ -52,9 +48,9 @@ def test_without_records_what_differs_is_the_students(course, desk, content):
 
 
 def test_the_command_says_what_a_student_should_know(course, desk, monkeypatch, capsys):
-    opened: list[Path] = []
+    opened = []
 
-    def open_lab(desk: Path, _: object) -> None:
+    def open_lab(desk, _: object) -> None:
         opened.append(desk)
         raise CannotGoOn("stop")
 

@@ -1,7 +1,5 @@
 """Every operation of the table is complete: its effect, its cost, and a way to ask for it."""
 
-from __future__ import annotations
-
 from course_lib.ranks._torch.collective_table import COLLECTIVES, KINDS
 from course_lib.ranks.costs.collective_time import COSTS
 

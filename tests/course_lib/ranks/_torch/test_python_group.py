@@ -1,14 +1,11 @@
 """Scripts ask a group what it is, and give barriers a time limit: the answers are PyTorch's."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess
 import sys
 import time
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_backend_is_called_as_pytorch_calls_it(kind: dict[str, Any]) -> None:
+def test_the_backend_is_called_as_pytorch_calls_it(kind) -> None:
     def names() -> list[object]:
         from torch.distributed import get_backend  # as some scripts have it
 
@@ -72,7 +69,7 @@ def message(limit: timedelta) -> None:
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 @pytest.mark.parametrize("waits", [*BARRIERS, method, collective, message])
 @pytest.mark.parametrize("late", [False, True])
-def test_a_wait_with_a_limit_of_its_own_ends_by_it(on: Any, waits: Any, late: bool) -> None:
+def test_a_wait_with_a_limit_of_its_own_ends_by_it(on, waits, late: bool) -> None:
     """Also where another rank never comes, which would be a deadlock without the limit."""
 
     def program() -> str:
@@ -98,7 +95,7 @@ def test_a_wait_with_a_limit_of_its_own_ends_by_it(on: Any, waits: Any, late: bo
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 @pytest.mark.parametrize("waits", [*BARRIERS, method])
-def test_a_limit_that_is_kept_changes_nothing(on: Any, waits: Any) -> None:
+def test_a_limit_that_is_kept_changes_nothing(on, waits) -> None:
     with Ranks(3, on=on, timeout=60) as ranks:
         ranks.run(waits, timedelta(seconds=60))
         assert [ranks.trace.calls(rank)["barrier"] for rank in range(3)] == [1, 1, 1]
@@ -107,7 +104,7 @@ def test_a_limit_that_is_kept_changes_nothing(on: Any, waits: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_collective_that_is_refused_has_not_taken_place(kind: dict[str, Any]) -> None:
+def test_a_collective_that_is_refused_has_not_taken_place(kind) -> None:
     """A rank that catches the error calls it again, rightly, and meets the others."""
 
     def program() -> tuple[bool, float]:
@@ -129,11 +126,11 @@ def test_a_collective_that_is_refused_has_not_taken_place(kind: dict[str, Any]) 
 @pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="PyTorch has it since 2.14")
 @pytest.mark.parametrize("kind", KINDS[1:])  # gloo itself cannot do it
 @pytest.mark.parametrize("length", [1, 3])
-def test_gather_single_fills_the_rows_of_one_tensor(kind: dict[str, Any], length: int) -> None:
+def test_gather_single_fills_the_rows_of_one_tensor(kind, length: int) -> None:
     def program(length: int) -> list[float]:
         rank = dist.get_rank()
         rows = torch.zeros(3, length) if rank == 1 else None
-        gather: Any = dist.gather_single
+        gather = dist.gather_single
         gather(torch.arange(float(length)) + 10 * rank, rows, dst=1)
         return [] if rows is None else rows.flatten().tolist()
 
@@ -143,7 +140,7 @@ def test_gather_single_fills_the_rows_of_one_tensor(kind: dict[str, Any], length
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
-def test_a_hook_that_would_never_run_is_refused(on: Any) -> None:
+def test_a_hook_that_would_never_run_is_refused(on) -> None:
     """PyTorch 2.14 took it, and called it only on groups in C++."""
     with Ranks(2, on=on) as ranks, pytest.raises(RankError, match=r"look at ranks\.trace"):
         ranks.run(lambda: dist.group.WORLD.register_post_hook(1, print))

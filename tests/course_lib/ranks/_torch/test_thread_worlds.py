@@ -3,10 +3,7 @@
 The private names here are PyTorch's, and they are the point: nothing else says that one is gone.
 """
 
-from __future__ import annotations
-
 import threading
-from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
@@ -20,7 +17,7 @@ def test_our_world_has_every_attribute_of_pytorchs() -> None:
     properties = {n for n in vars(ordinary) if isinstance(vars(ordinary)[n], property)}
     attributes: set[str] = set()
 
-    endpoint: Any = None  # one rank sends nothing
+    endpoint = None  # one rank sends nothing
 
     def rank() -> None:
         thread_worlds.join_world(SimulatedRank(0, 1, endpoint, str))

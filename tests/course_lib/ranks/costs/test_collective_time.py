@@ -1,7 +1,5 @@
 """The cost of a collective is the same in the fabric and the formulas."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Networks, devices and links: what they refuse, and which way a message goes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -44,14 +42,6 @@ def test_refused(values: dict[str, object], text: str) -> None:
 def test_refused_devices(values: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Device(**values)
-
-
-def test_an_overhead_occupies_both_ends_of_a_message() -> None:
-    links = Links(Network(1.0, 10.0, overhead=0.5), 4)  # 50 bytes: 0.5 + 1 + 5 + 0.5 s
-    assert links.send(0, 1, 50, ready=0.0) == (5.5, 7.0)
-    assert links.send(0, 2, 50, ready=0.0) == (11.0, 12.5)  # 0 is free to send at 5.5
-    assert links.send(3, 1, 50, ready=0.0) == (11.0, 12.5)  # 1 is free to receive at 7, not 6.5
-    assert links.send(1, 0, 50, ready=0.0) == (5.5, 7.0)  # 1's other side is free
 
 
 def test_an_overhead_occupies_ranks_and_not_what_they_share() -> None:

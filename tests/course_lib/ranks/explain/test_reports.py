@@ -2,20 +2,18 @@
 
 import json
 import runpy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from course_lib.ranks import DeadlockError, RankState
+from course_lib.ranks import RankState
 from course_lib.ranks.explain.failure import describe
 from course_lib.ranks.explain.mismatch import unfinished
 from course_lib.ranks.explain.waiting import Unmatched, Waiting, deadlock
 from course_lib.ranks.explain.words import in_short, names
 
 
-def caught(fn: Any, *args: Any) -> Exception:
+def caught(fn, *args) -> Exception:
     try:
         fn(*args)
     except Exception as error:
@@ -23,7 +21,7 @@ def caught(fn: Any, *args: Any) -> Exception:
     raise AssertionError("it did not raise")
 
 
-def ring_of(k: int) -> DeadlockError:
+def ring_of(k: int):
     """Return the report on a ring of `k` receives whose messages went to the other neighbour."""
     waiting = {r: Waiting(r, "recv", ((r - 1) % k,)) for r in range(k)}
     astray = [Unmatched(r, True, (r - 1) % k, where="Cell In[1], line 2") for r in range(k)]
@@ -61,17 +59,17 @@ def test_calls_inside_libraries_are_told_in_short() -> None:
     assert "JSONDecodeError" in short and "decoder.py" in short
 
 
-def itself(n: int) -> Any:
+def itself(n: int):
     return itself(n)
 
 
 class Nested(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor):
         return self(x)
 
 
 @pytest.mark.parametrize("function", [itself, Nested()])
-def test_a_recursion_without_an_end_is_told_in_short(function: Callable[..., Any]) -> None:
+def test_a_recursion_without_an_end_is_told_in_short(function) -> None:
     trace = describe(caught(function, torch.ones(1)), {}).trace
     assert len(trace.splitlines()) < 75
     assert "RecursionError" in trace.splitlines()[-1]

@@ -7,20 +7,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from autograder.sandbox.memory import descendants
 from tests.helpers import ROOT
-from tests.helpers.kernels import Kernel, kernel, wait_until_gone
+from tests.helpers.kernels import kernel, wait_until_gone
 
 KERNELSPEC = ROOT / "course_lib" / "ranks" / "notebook" / "kernelspec"
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Kernel]:
+def shared():
     """A kernel with two ranks, for tests that leave it in order: to start one takes seconds."""
     spec = json.loads((KERNELSPEC / "kernel.json").read_text())
     assert spec["display_name"] == "Data Parallel (multi-rank)"
@@ -34,7 +32,7 @@ def shared() -> Iterator[Kernel]:
 
 
 @pytest.fixture(scope="module", params=["cpu", "simulated"])
-def pair(request: pytest.FixtureRequest, shared: Kernel) -> Iterator[Kernel]:
+def pair(request: pytest.FixtureRequest, shared):
     """The kernel with two ranks of each kind."""
     assert not shared.run(f"%ranks 2 --on {request.param}").error
     yield shared
@@ -48,7 +46,7 @@ def pids(text: str) -> list[int]:
 # Cells ---------------------------------------------------------------------------------------
 
 
-def test_a_long_call_shows_its_progress_and_removes_it(shared: Kernel) -> None:
+def test_a_long_call_shows_its_progress_and_removes_it(shared) -> None:
     request = shared.start("ranks.run(lambda: time.sleep(1.7))", watched=True)
     message = None
     while message is None or message["msg_type"] != "display_data":
@@ -65,13 +63,13 @@ def test_a_long_call_shows_its_progress_and_removes_it(shared: Kernel) -> None:
     assert request
 
 
-def test_a_long_call_of_an_executed_notebook_leaves_no_output(shared: Kernel) -> None:
+def test_a_long_call_of_an_executed_notebook_leaves_no_output(shared) -> None:
     outcome = shared.run("ranks.run(lambda: time.sleep(1.2));")
     assert outcome.bundles == []
     assert outcome.text == outcome.error == ""
 
 
-def test_figures_and_rich_values_appear_per_rank(pair: Kernel) -> None:
+def test_figures_and_rich_values_appear_per_rank(pair) -> None:
     """Also figures that are left open at the end of a cell."""
     outcome = pair.run(
         "%%ranks\n"
@@ -111,14 +109,14 @@ def test_a_trace_is_drawn_once_also_before_a_semicolon(shared, written, shown):
 # %%ranks -------------------------------------------------------------------------------------
 
 
-def test_a_plain_cell_that_uses_a_name_of_the_ranks_gets_a_hint(shared: Kernel) -> None:
+def test_a_plain_cell_that_uses_a_name_of_the_ranks_gets_a_hint(shared) -> None:
     outcome = shared.run("x = 1\nprint(rank)")
     assert "NameError" in outcome.error
     assert "begin the cell with %%ranks" in outcome.text
     assert "%%ranks" not in shared.run("nowhere").text
 
 
-def test_the_kernelspec_offers_the_magics(shared: Kernel) -> None:
+def test_the_kernelspec_offers_the_magics(shared) -> None:
     """The shared kernel has loaded no extension but its own."""
     assert (KERNELSPEC / "logo-svg.svg").exists()
     shared.run("%ranks off")
@@ -131,18 +129,18 @@ def test_the_kernelspec_offers_the_magics(shared: Kernel) -> None:
     assert not shared.run("%load_ext course_lib").error
 
 
-def number_of_the_next(pair: Kernel) -> int:
+def number_of_the_next(pair) -> int:
     return int(pair.run("print(len(In) - 1)").text) + 1
 
 
-def test_every_error_names_its_own_cell(pair: Kernel) -> None:
+def test_every_error_names_its_own_cell(pair) -> None:
     cell = number_of_the_next(pair)
     assert f"Cell In[{cell}], line 3" in pair.run("%%ranks\n\nrank / 0").error
     stuck = pair.run("%%ranks\nif rank == 0:\n    dist.barrier()").error
     assert f"waits in barrier #1  Cell In[{cell + 1}], line 3" in stuck
 
 
-def test_a_cell_that_runs_again_has_its_new_number(pair: Kernel) -> None:
+def test_a_cell_that_runs_again_has_its_new_number(pair) -> None:
     """The ranks stay, and know the cell's lines from its first run."""
     define = "def fail():\n    if torch.distributed.get_rank() == 1:\n        raise ValueError"
     pair.run("import torch")
@@ -152,7 +150,7 @@ def test_a_cell_that_runs_again_has_its_new_number(pair: Kernel) -> None:
         assert f"Cell In[{defined}], line 3" in pair.run("ranks.run(fail)").error
 
 
-def test_variables_travel_between_notebook_and_ranks(pair: Kernel) -> None:
+def test_variables_travel_between_notebook_and_ranks(pair) -> None:
     pair.run("import torch\nfrom course_lib.ranks import per_rank\nlr = 0.5")
     name_error = pair.run("%%ranks\nlr").error
     assert "NameError: name 'lr' is not defined" in name_error
@@ -171,13 +169,13 @@ def test_variables_travel_between_notebook_and_ranks(pair: Kernel) -> None:
     assert "no variable 'momentum'; it has" in pull_error and "loss" in pull_error
 
 
-def test_an_exception_of_one_rank_leaves_the_variables_of_all(pair: Kernel) -> None:
+def test_an_exception_of_one_rank_leaves_the_variables_of_all(pair) -> None:
     pair.run("%%ranks\nkept = 10 + rank")
     assert "ZeroDivisionError" in pair.run("%%ranks\nif rank == 1:\n    1 / 0").error
     assert pair.run("print(ranks.pull('kept'))").text == "[10, 11]\n"
 
 
-def test_some_of_the_ranks_run_a_cell(pair: Kernel) -> None:
+def test_some_of_the_ranks_run_a_cell(pair) -> None:
     assert pair.run("%%ranks 1\nalone = rank\nalone").text == "[rank 1] 1\n"
     assert "it has" in pair.run("ranks.pull('alone')").error
     error = pair.run("%%ranks 0\ndist.barrier()").error
@@ -185,7 +183,7 @@ def test_some_of_the_ranks_run_a_cell(pair: Kernel) -> None:
     assert "must be 0 to 1" in pair.run("%%ranks 2\nrank").error
 
 
-def test_shell_commands_magics_and_await_inside(pair: Kernel) -> None:
+def test_shell_commands_magics_and_await_inside(pair) -> None:
     outcome = pair.run(
         "%%ranks\n\n"
         "import asyncio\n"
@@ -211,7 +209,7 @@ def test_shell_commands_magics_and_await_inside(pair: Kernel) -> None:
     assert "SyntaxError" in pair.run("%%ranks\nawait await").error
 
 
-def test_names_that_cells_start_with_are_what_they_say_in_every_cell(pair: Kernel) -> None:
+def test_names_that_cells_start_with_are_what_they_say_in_every_cell(pair) -> None:
     """A loop over `rank` made every rank the last one, in all later cells."""
     bound = pair.run("%%ranks\ndevice = 1\nworld_size = 2\nfor rank in range(9): pass")
     assert "[ranks 0-1] This cell has changed rank and device." in bound.text
@@ -225,13 +223,13 @@ def test_names_that_cells_start_with_are_what_they_say_in_every_cell(pair: Kerne
 @pytest.mark.parametrize(
     "question", ["breakpoint()", "import pdb; pdb.set_trace()", "dist.breakpoint()", "input('?')"]
 )
-def test_nobody_can_answer_a_rank(pair: Kernel, question: str) -> None:
+def test_nobody_can_answer_a_rank(pair, question: str) -> None:
     outcome = pair.run("%%ranks\n" + question)
     assert "nobody can answer on a rank" in outcome.error and "Cell In[" in outcome.error
     assert "BdbQuit" not in outcome.error and "(Pdb)" not in outcome.text
 
 
-def test_a_mistake_in_the_options_leaves_the_ranks(pair: Kernel) -> None:
+def test_a_mistake_in_the_options_leaves_the_ranks(pair) -> None:
     pair.run("%%ranks\nprecious = 1")
     for line in ("3 --onn cpu", "3 --on moon", "-1", "a"):
         error = pair.run(f"%ranks {line}").error
@@ -242,7 +240,7 @@ def test_a_mistake_in_the_options_leaves_the_ranks(pair: Kernel) -> None:
 # Ends ----------------------------------------------------------------------------------------
 
 
-def test_an_interrupt_ends_the_call_and_the_ranks_stay(shared: Kernel) -> None:
+def test_an_interrupt_ends_the_call_and_the_ranks_stay(shared) -> None:
     shared.run("%ranks 2 --on cpu")
     before = pids(shared.run("print(ranks.run(__import__('os').getpid))").text)
     request = shared.start(
@@ -277,7 +275,7 @@ def test_an_interrupt_while_the_ranks_start() -> None:
     assert wait_until_gone(below) == []
 
 
-def test_a_kernel_that_restarts_or_dies_leaves_nothing(tmp_path: Path) -> None:
+def test_a_kernel_that_restarts_or_dies_leaves_nothing(tmp_path) -> None:
     with kernel(env={**os.environ, "TMPDIR": str(tmp_path)}) as fresh:
         for end in ("restart", "kill"):
             fresh.run("import course_lib.ranks")
@@ -301,7 +299,7 @@ def test_a_kernel_that_restarts_or_dies_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.large
-def test_a_script_interrupted_twice_leaves_nothing(tmp_path: Path) -> None:
+def test_a_script_interrupted_twice_leaves_nothing(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import signal, time\n"

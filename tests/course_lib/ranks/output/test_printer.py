@@ -4,17 +4,14 @@ import contextlib
 import io
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.ranks.output import printer as module
 from course_lib.ranks.output.printer import Printer
 
-Lines = list[list[str]]
 
-
-def print_all(lines: Lines) -> None:
+def print_all(lines) -> None:
     printer = Printer(len(lines))
     for rank, texts in enumerate(lines):
         for text in texts:
@@ -27,17 +24,17 @@ def labelled(out: str) -> list[tuple[str, str]]:
     return [(label + "]", text) for label, text in pairs]
 
 
-def shown(lines: Lines, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+def shown(lines, capsys) -> list[tuple[str, str]]:
     """Return (label, text) of what is printed when each rank has printed its lines."""
     print_all(lines)
     return labelled(capsys.readouterr().out)
 
 
-def test_equal_lines_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_lines_are_folded(capsys) -> None:
     assert shown([["a", "b"]] * 3, capsys) == [("[ranks 0-2]", "a"), ("[ranks 0-2]", "b")]
 
 
-def test_one_rank_says_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_rank_says_more(capsys) -> None:
     assert shown([["start", "step"], ["step"], ["step"]], capsys) == [
         ("[rank 0]", "start"),
         ("[ranks 0-2]", "step"),
@@ -57,7 +54,7 @@ def test_a_lone_line_waits_for_the_others_and_no_longer(capsys, monkeypatch):
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=4))
-def test_every_rank_can_read_its_own_lines_in_order(lines: Lines) -> None:
+def test_every_rank_can_read_its_own_lines_in_order(lines) -> None:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_all(lines)
     got = labelled(out.getvalue())

@@ -4,9 +4,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +22,7 @@ from tests.helpers.student_bugs import one_raises
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
+def ranks():
     with Ranks(3, on="cpu", timeout=30) as ranks:
         yield ranks
 
@@ -71,7 +69,7 @@ def left_behind() -> None:
         left_behind,
     ],
 )
-def test_the_ranks_and_their_variables_stay(ranks: Ranks, program: Callable[[], None]) -> None:
+def test_the_ranks_and_their_variables_stay(ranks: Ranks, program) -> None:
     ranks.run(keep)
     before = ranks.processes()
     with pytest.raises(RanksError):
@@ -151,14 +149,14 @@ def test_what_a_rank_has_started_ends_with_it(end: str) -> None:
     ("holder", "method"), [(object_pipe, "receive_exactly"), (ObjectPipe, "send")]
 )
 def test_an_interrupt_in_the_middle_of_a_message_waits_for_its_end(
-    ranks: Ranks, holder: Any, method: str, monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, holder, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of it would be taken for the next one, or a rank would wait for its call."""
     ranks.run(dist.get_rank)
     before = ranks.processes()
     once, interrupted = iter([True]), getattr(holder, method)
 
-    def interrupt(*args: Any) -> Any:
+    def interrupt(*args):
         if next(once, False):
             signal.raise_signal(signal.SIGINT)
         return interrupted(*args)
@@ -204,7 +202,7 @@ def test_nothing_is_left() -> None:
             with pytest.raises(RanksError):
                 ranks.run(failing)
             ranks.run(dist.barrier)
-        assert len(os.listdir("/proc/self/fd")) == fds
+        assert len(os.listdir("/proc/self/fd")) <= fds  # fewer: garbage of earlier tests may go
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert set(ranks.processes()) <= {int(pid) for pid in children}
         assert boards() <= before + 1

@@ -10,8 +10,8 @@ from course_lib.ranks.processes.board import MAX_CHANNELS, MAX_GROUPS, Board
 from course_lib.ranks.processes.board_diagnosis import DeadlockWatch, find_deadlock, stuck_ranks
 from course_lib.ranks.processes.board_views import Message, MessageChannel, RankPhase, Wait
 
+# Key of a group.
 WORLD = 17
-"""Key of a group."""
 ONE = Message(1, "float32")
 
 

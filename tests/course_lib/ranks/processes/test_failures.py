@@ -4,29 +4,21 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
 
 import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks import RankError, Ranks
+from course_lib.ranks import RankError
 from course_lib.ranks.processes.fork_client import shared_server
 
 # Fresh ranks would otherwise import this file, and pytest with it, after every failure.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    """Without a time limit: what is found is not found by one. How soon is in `benchmarks`."""
-    with Ranks(3, on="cpu", timeout=None) as ranks:
-        yield ranks
-
-
 @pytest.fixture(autouse=True)
-def next_call_works(ranks: Ranks) -> Iterator[None]:
+def next_call_works(ranks):
     yield
     assert ranks.run(sum_of_ranks) == [3.0, 3.0, 3.0]
 
@@ -44,7 +36,7 @@ def sum_of_ranks() -> float:
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
     ],
 )
-def test_a_process_that_ends_in_a_call(ranks: Ranks, end: Callable[[], object], name: str) -> None:
+def test_a_process_that_ends_in_a_call(ranks, end, name: str) -> None:
     def program() -> None:
         if dist.get_rank() == 2:
             end()
@@ -55,7 +47,7 @@ def test_a_process_that_ends_in_a_call(ranks: Ranks, end: Callable[[], object], 
     assert name == "SIGKILL" or caught.value.states[2].where.startswith("test_failures.py, line ")
 
 
-def test_killed_between_two_calls(ranks: Ranks) -> None:
+def test_killed_between_two_calls(ranks) -> None:
     pids = ranks.run(os.getpid)
     os.kill(pids[1], signal.SIGKILL)
     assert shared_server().exit_status(pids[1], wait=10) == -signal.SIGKILL
@@ -66,7 +58,7 @@ def test_killed_between_two_calls(ranks: Ranks) -> None:
 # Amounts -------------------------------------------------------------------------------------
 
 
-def test_a_million_lines(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_million_lines(ranks, capsys: pytest.CaptureFixture[str]) -> None:
     def program() -> None:
         if dist.get_rank() == 1:
             for number in range(1_000_000):
@@ -81,7 +73,7 @@ def test_a_million_lines(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.large
-def test_a_result_of_two_gigabytes(ranks: Ranks) -> None:
+def test_a_result_of_two_gigabytes(ranks) -> None:
     def program() -> torch.Tensor | None:
         if dist.get_rank() == 0:
             return torch.zeros(2**29).index_fill_(0, torch.tensor([2**29 - 1]), 7.0)

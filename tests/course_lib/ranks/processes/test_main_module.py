@@ -2,9 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +9,7 @@ from course_lib.ranks import Ranks, per_rank
 from course_lib.ranks.processes import fork_client
 from tests.helpers import ROOT
 
+K = 2
 CELL = """
 import io, multiprocessing
 import torch
@@ -63,35 +61,26 @@ def spawn():
 """
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(2, on="cpu", timeout=30) as ranks:
-        yield ranks
-
-
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
-def test_classes_of_the_notebook_can_be_pickled_on_ranks(ranks: Ranks, on: str) -> None:
-    chosen_ranks = ranks if on == "cpu" else Ranks(2, on="simulated")
-    cell: dict[str, Any] = {"__name__": "__main__"}
+def test_classes_of_the_notebook_can_be_pickled_on_ranks(ranks_of, on: str) -> None:
+    ranks = ranks_of(on, K)
+    cell = {"__name__": "__main__"}
     exec(CELL, cell)
     for _ in range(2):
-        assert chosen_ranks.run(cell["gather"]) == [[0, 1]] * 2
-        assert chosen_ranks.run(cell["save"]) == [True, True]
-        assert chosen_ranks.run(cell["pool"]) == [[2, 4], [2, 4]]
+        assert ranks.run(cell["gather"]) == [[0, 1]] * 2
+        assert ranks.run(cell["save"]) == [True, True]
+        assert ranks.run(cell["pool"]) == [[2, 4], [2, 4]]
 
 
 @pytest.mark.large
 def test_spawned_workers_know_the_classes_of_the_notebook(ranks: Ranks) -> None:
     """And its functions see the same variables there: one notes what another reads."""
-    cell: dict[str, Any] = {"__name__": "__main__"}
+    cell = {"__name__": "__main__"}
     exec(CELL, cell)
     assert ranks.run(cell["spawn"]) == [[100, 102, 104, 106] * 2] * 2
 
 
-def test_an_edited_module_is_imported_anew(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_an_edited_module_is_imported_anew(ranks, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "edited_helper.py"
 
@@ -108,13 +97,13 @@ def test_an_edited_module_is_imported_anew(
     assert "changed modules again: edited_helper" in capsys.readouterr().out
 
 
-def write(file: Path, text: str, seconds: int) -> None:
+def write(file, text: str, seconds: int) -> None:
     file.write_text(text)
     os.utime(file, ns=(1, file.stat().st_mtime_ns + seconds * 10**9))
 
 
 def test_ranks_start_with_preloaded_modules_and_see_them_change(own_server, tmp_path, monkeypatch):
-    def answer() -> Any:
+    def answer():
         return getattr(sys.modules.get("preloaded_helper"), "ANSWER", None)
 
     file = tmp_path / "preloaded_helper.py"
@@ -131,8 +120,8 @@ def test_ranks_start_with_preloaded_modules_and_see_them_change(own_server, tmp_
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
-def test_per_rank_at_any_depth(on: Any) -> None:
-    def same(value: Any, *, keyword: Any) -> Any:
+def test_per_rank_at_any_depth(on) -> None:
+    def same(value, *, keyword):
         return value, keyword
 
     with Ranks(2, on=on) as ranks:

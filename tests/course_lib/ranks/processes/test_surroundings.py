@@ -1,7 +1,5 @@
 """The ranks start as the notebook around them wants: with its GPUs."""
 
-from typing import Any
-
 from course_lib.ranks import Ranks
 from course_lib.ranks.processes import fork_client
 from course_lib.ranks.processes.fork_client import ForkServer
@@ -13,7 +11,7 @@ def test_gpus_that_the_notebook_chooses_late_are_those_of_the_ranks(monkeypatch)
     configs = []
     fork = ForkServer.fork
 
-    def note(server: ForkServer, function: str, config: dict[str, Any], *args: Any) -> int:
+    def note(server: ForkServer, function: str, config, *args) -> int:
         configs.append(config)
         return fork(server, function, config, *args)
 

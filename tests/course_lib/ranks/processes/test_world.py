@@ -1,8 +1,6 @@
 """Process groups from call to call: made, kept, destroyed, forgotten."""
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +9,6 @@ import torch.distributed as dist
 from course_lib.ranks import RankError, Ranks
 
 K = 4
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(K, on="cpu", timeout=60) as ranks:
-        yield ranks
 
 
 def world_sum() -> float:
@@ -74,22 +66,19 @@ def test_a_group_without_the_others_is_allowed_where_pytorch_allows_it(ranks: Ra
 
 @pytest.mark.parametrize("numbers", [{"rank": 0, "world_size": 9}, {"world_size": 5}, {"rank": 7}])
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
-def test_a_wrong_rank_or_size_is_refused(ranks: Ranks, on: str, numbers: dict[str, int]) -> None:
-    chosen_ranks = ranks if on == "cpu" else Ranks(K, on="simulated")
+def test_a_wrong_rank_or_size_is_refused(ranks_of, on: str, numbers: dict[str, int]) -> None:
     with pytest.raises(RankError, match="these ranks are already in a process group"):
-        chosen_ranks.run(lambda: dist.init_process_group("gloo", **numbers))
+        ranks_of(on, K).run(lambda: dist.init_process_group("gloo", **numbers))
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
-def test_the_environment_is_that_of_torchrun(ranks: Ranks, on: str) -> None:
-    chosen_ranks = ranks if on == "cpu" else Ranks(K, on="simulated")
-
+def test_the_environment_is_that_of_torchrun(ranks_of, on: str) -> None:
     def environment() -> list[str]:
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
         assert int(os.environ["MASTER_PORT"]) > 0
         return [os.environ[name] for name in names]
 
-    assert chosen_ranks.run(environment) == [
+    assert ranks_of(on, K).run(environment) == [
         [str(r), str(r), "4", "4", "127.0.0.1"] for r in range(K)
     ]
 
@@ -99,7 +88,7 @@ def test_a_batch_of_anything_but_messages_is_refused_in_pytorch_s_words(ranks: R
         ranks.run(lambda: dist.batch_isend_irecv([1, 2]))
 
 
-def test_a_checkpoint_is_saved_in_the_background(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_checkpoint_is_saved_in_the_background(ranks: Ranks, tmp_path) -> None:
     def checkpoint(folder: str) -> None:
         import torch.distributed.checkpoint as dcp
 

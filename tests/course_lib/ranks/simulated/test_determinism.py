@@ -1,11 +1,8 @@
 """The same run gives the same trace and the same values."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +11,6 @@ import torch.distributed as dist
 from course_lib.ranks.costs.computation import compute
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.ranks import Ranks
-from course_lib.ranks.trace.event import Event
 
 
 def mixed() -> tuple[torch.Tensor, float]:
@@ -40,7 +36,7 @@ def mixed() -> tuple[torch.Tensor, float]:
 
 
 def test_runs_are_one_also_on_a_busy_machine() -> None:
-    def run() -> tuple[Any, list[Event]]:
+    def run():
         network, device = Network(1e-4, 1e6), Device(slowdown={1: 1.5, 3: 1.2})
         ranks = Ranks(5, on="simulated", network=network, device=device)
         return [(x.tolist(), number) for x, number in ranks.run(mixed)], ranks.trace.events

@@ -1,7 +1,5 @@
 """Errors on simulated ranks are found exactly, at once, and explained by rank and line."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

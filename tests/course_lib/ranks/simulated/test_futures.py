@@ -1,10 +1,5 @@
 """Where PyTorch waits for a future in C++, the other ranks get their turn all the same."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,7 +23,7 @@ class Checkpointed(torch.nn.Module):
         return x
 
 
-def train(parts: int, steps: int, bucket_cap_mb: float, **options: Any) -> list[torch.Tensor]:
+def train(parts: int, steps: int, bucket_cap_mb: float, **options) -> list[torch.Tensor]:
     torch.manual_seed(1)
     model = Checkpointed(parts)
     wrapped = DDP(model, bucket_cap_mb=bucket_cap_mb, **options) if dist.is_initialized() else model
@@ -59,20 +54,20 @@ def test_ddp_equals_one_process(k, bucket_cap_mb, checkpoints, options):
         torch.testing.assert_close(weights, expected)
 
 
-def all_of(futures: list[torch.futures.Future[Any]]) -> Any:
+def all_of(futures):
     return torch.futures.wait_all(futures)
 
 
-def collected(futures: list[torch.futures.Future[Any]]) -> Any:
+def collected(futures):
     return [future.value() for future in torch.futures.collect_all(futures).wait()]
 
 
-def chained(futures: list[torch.futures.Future[Any]]) -> Any:
+def chained(futures):
     return [future.then(lambda f: f.value()).wait() for future in futures]
 
 
 @pytest.mark.parametrize("wait", [all_of, collected, chained])
-def test_futures_waited_for_together(wait: Callable[[Any], Any]) -> None:
+def test_futures_waited_for_together(wait) -> None:
     def fn() -> list[float]:
         x = [torch.full((2,), i + 1.0 + dist.get_rank()) for i in range(3)]
         futures = [dist.all_reduce(tensor, async_op=True).get_future() for tensor in x]

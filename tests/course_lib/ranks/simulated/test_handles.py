@@ -1,10 +1,6 @@
 """A handle never waited for and a buffer touched too early are found, by rank and line."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -164,7 +160,7 @@ def trained_by_ddp() -> None:
         model(torch.ones(2, 4)).sum().backward()
 
 
-def hook_that_chains(state: Any, bucket):
+def hook_that_chains(state, bucket):
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0] / 3)
 
@@ -181,7 +177,7 @@ RIGHT = [waited_for, asked_until_done, future_with_a_callback, the_other_half, s
 
 
 @pytest.mark.parametrize("fn", RIGHT, ids=[fn.__name__ for fn in RIGHT])
-def test_what_is_right_is_left_alone(fn: Callable[[], None]) -> None:
+def test_what_is_right_is_left_alone(fn) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Ranks(3, on="simulated").run(fn)

@@ -1,7 +1,5 @@
 """Simulated ranks are threads: what each has for itself, and what they share."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
@@ -13,7 +11,6 @@ import threading
 import time
 import warnings
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,7 +101,7 @@ def test_a_setting_is_a_rank_s_own_and_ends_with_the_call(change: str, read: str
     assert Ranks(3, on="simulated").run(fn, 9) == untouched
 
 
-def test_a_folder_that_is_gone_ends_with_the_call(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_ends_with_the_call(tmp_path) -> None:
     def fn() -> str:
         if dist.get_rank() == 1:
             os.chdir(tmp_path)

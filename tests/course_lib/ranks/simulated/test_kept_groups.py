@@ -1,10 +1,7 @@
 """Process groups outlive a call, and what is not made alike on all ranks is found."""
 
-from __future__ import annotations
-
 import sys
 import types
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from course_lib.ranks.ranks import Ranks
 sys.modules["kept_by_ranks"] = types.ModuleType("kept_by_ranks")
 
 
-def kept() -> dict[int, Any]:
+def kept():
     """Return what ranks keep between calls: of a module, since the globals of cells are sent."""
     return vars(sys.modules["kept_by_ranks"])
 

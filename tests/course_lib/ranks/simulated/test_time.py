@@ -4,8 +4,6 @@ The time of a collective is tested in `costs.test_collective_time`, that of an a
 `course_lib.test_cost_model`; here are the times of operations that share ports, counted by hand.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every operation gives, on simulated ranks, what gloo gives on real ones."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ def kernel(name: str, stream: int, start: float, end: float, **notes: object) ->
     return {"ph": "X", "cat": "kernel", "name": name, "tid": 1, "args": arguments, **times}
 
 
-def written(folder: Path, rank: int, base: int, *events: dict[str, object]) -> Path:
+def written(folder, rank: int, base: int, *events: dict[str, object]):
     path = folder / f"rank{rank}.json"
     content = {"distributedInfo": {"rank": rank, "world_size": 2}, "baseTimeNanoseconds": base}
     path.write_text(json.dumps({**content, "traceEvents": list(events)}))
@@ -58,7 +57,7 @@ def test_gpu_kernels_by_stream_with_what_is_hidden_and_who_waits(tmp_path):
     assert waiting(trace, 1) == pytest.approx(0)
 
 
-def profiled(folder: Path) -> dict[str, int]:
+def profiled(folder) -> dict[str, int]:
     rank = dist.get_rank()
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         for _ in range(3):

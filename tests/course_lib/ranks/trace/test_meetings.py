@@ -1,7 +1,5 @@
 """Sends find their receives, operations the ranks they wait for, and the figure shows both."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """A table is text for print and search, and markup of ours alone in a notebook."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 

@@ -1,8 +1,6 @@
 """The records of a call, to be counted and drawn."""
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +8,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.ranks import Event, Ranks, Trace
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3, on="cpu", timeout=60) as ranks:
-        yield ranks
 
 
 def exchanges() -> None:
@@ -80,7 +72,7 @@ def test_what_an_all_to_all_sends(ranks_of, on: str, k: int) -> None:
         assert ranks.trace.bytes_sent(rank) == 2 * 4 * to_others
 
 
-def test_computation_is_what_lies_between_the_waits(ranks: Ranks, tmp_path: Path) -> None:
+def test_computation_is_what_lies_between_the_waits(ranks: Ranks, tmp_path) -> None:
     def program() -> None:
         time.sleep(0.1)
         if dist.get_rank() == 0:
@@ -132,7 +124,7 @@ def test_the_figure_tells_without_colour(k: int) -> None:
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
-def test_groups_are_told_apart(on: str, tmp_path: Path) -> None:
+def test_groups_are_told_apart(on: str, tmp_path) -> None:
     def program() -> None:
         dist.broadcast(torch.ones(4, dtype=torch.float64), src=2)
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
