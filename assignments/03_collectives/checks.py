@@ -161,7 +161,8 @@ def draw_parts(d: Draw) -> list[Any]:
     inner = range(k // 4, k // 4 + k // 2)
     outer = [rank for rank in d.ranks if rank not in inner]
     groups = [outer, list(inner)] if two_groups else [list(d.ranks)]
-    parts = [d.randn(count, *shape) for _ in d.ranks]
+    # Rounded here, so that all bits stay: the order of their sum must matter in every dtype.
+    parts = [d.randn(count, *shape).to(d.dtype) for _ in d.ranks]
     members = [next(group for group in groups if rank in group) for rank in d.ranks]
     return [
         {"parts": parts[rank], "all parts": torch.cat([parts[r] for r in group]), "groups": groups}

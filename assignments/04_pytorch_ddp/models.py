@@ -18,15 +18,13 @@ from course_lib.checking import Draw
 FEATURES, WIDTH, CLASSES = 32, 16, 3
 SHAPES = ((WIDTH, FEATURES), (WIDTH,), (CLASSES, WIDTH), (CLASSES,))
 """Shapes of the small network's parameters."""
-NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
-EXPERT_SHAPES = ((CLASSES, FEATURES), (CLASSES,)) * 2
 LABELS = ("cross_entropy", "multi_margin_loss")
 """Losses whose targets are labels. The targets of other losses have one number per output."""
 
 
-def draw_weights(d: Draw, size: float, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Tensor]:
-    """Draw a tensor of each shape."""
-    return [size * d.randn(*shape) for shape in shapes]
+def draw_weights(d: Draw, size: float) -> list[Tensor]:
+    """Draw the parameters of the small network."""
+    return [size * d.randn(*shape) for shape in SHAPES]
 
 
 def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -94,25 +92,6 @@ class Watched(nn.Module):
         self.rows.append(len(x))
         self.trained |= any(module.training for module in self.layers)
         return self.layers(x)
-
-
-class Experts(nn.Module):
-    """Two linear experts; the sign of a row's first feature decides to which expert it goes."""
-
-    def __init__(self, weights: Sequence[Tensor], frozen: Sequence[int]) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList([linear(*weights[:2]), linear(*weights[2:])])
-        for i, param in enumerate(self.parameters()):
-            param.requires_grad_(i not in frozen)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return each row's output from its own expert; an expert may have no rows."""
-        out = x.new_zeros(len(x), CLASSES)
-        for i, expert in enumerate(self.experts):
-            rows = (x[:, 0] > 0) == bool(i)
-            if rows.any():
-                out = out.index_put((rows.nonzero()[:, 0],), expert(x[rows]))
-        return out
 
 
 # A run that can be saved: a model with a buffer, and an optimizer that has taken steps ------------

@@ -51,12 +51,13 @@ class OneBitAdam:
             return
         (options,) = self.optimizer.param_groups
         beta, lr = options["betas"][0], options["lr"]
-        self._momentum.lerp_(flatten([param.grad for param in self.params]), 1 - beta)
+        gradients = [param.grad for param in self.params if param.grad is not None]
+        self._momentum.lerp_(flatten(gradients), 1 - beta)
         compressed_all_reduce(self._momentum, self._compressor)
         self._momentum /= dist.get_world_size()
         rate = lr / (1 - beta**self.steps)
         update = self._momentum / self._sizes
-        for param, piece in zip(self.params, update.split(self._lengths), strict=True):
+        for param, piece in zip(self.params, update.split_with_sizes(self._lengths), strict=True):
             param.mul_(1 - lr * options["weight_decay"]).sub_(piece.view_as(param), alpha=rate)
 
     def _keep_sizes(self) -> None:

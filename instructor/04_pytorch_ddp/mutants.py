@@ -1,12 +1,14 @@
 """Wrong solutions that people write, and right ones that differ from ours."""
 
+import itertools
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from course_lib.checking.mutants import Mutant, edits_of, passes
+from course_lib.checking.mutants import Mutant, edits_of, fails, passes
 
 # my_batches --------------------------------------------------------------------------------
 
@@ -39,6 +41,64 @@ my_batches__by_hand_edited = edits_of(
         also=(("share = ", "order = kept.setdefault((epoch, k), order); share = "),),
     ),
 )
+
+
+# own_rows ----------------------------------------------------------------------------------
+
+
+@passes
+def own_rows__by_place(stream, rank, world_size, worker, workers, position, batch_size):
+    for n, row in enumerate(stream):
+        step, place = divmod(n - position, world_size * batch_size)
+        if n >= position and place % world_size == rank and step % workers == worker:
+            yield row
+
+
+own_rows__by_place_edited = edits_of(
+    own_rows__by_place,
+    Mutant("the_last_rank_first", None, "== rank", "== world_size - 1 - rank"),
+    Mutant("in_pieces", None, "place % world_size", "place // batch_size"),
+    Mutant("of_all_workers", "of its rank", " and step % workers == worker", ""),
+    Mutant("of_all_ranks", "of its rank", "place % world_size == rank and ", ""),
+    Mutant("by_content", "of its rank", "place % world_size", "len(row) % world_size"),
+    Mutant("from_the_start", "Leave them out", "n >= position and ", ""),
+    Mutant("position_of_a_rank", "Leave them out", "n - position", "n - position * world_size"),
+    Mutant("position_in_batches", "Leave them out", "n - position", "n - position * batch_size"),
+    Mutant("steps_of_the_whole", "Leave them out", "n - position", "n"),
+    Mutant("reads_all", "nobody has asked for", "enumerate(stream)", "enumerate(list(stream))"),
+)
+
+
+@passes
+def own_rows__in_blocks(stream, rank, world_size, worker, workers, position, batch_size):
+    size, rest = world_size * batch_size, itertools.islice(stream, position, None)
+    for step in itertools.count():
+        block = list(itertools.islice(rest, size))
+        if not block:
+            return
+        if step % workers == worker:
+            yield from block[rank * batch_size : (rank + 1) * batch_size]
+
+
+own_rows__in_blocks_edited = edits_of(
+    own_rows__in_blocks,
+    Mutant("drops_a_short_step", "The last step", "not block", "len(block) < size"),
+    Mutant("pads_a_short_step", "The last step", "block[", "(block * size)["),
+)
+
+
+@passes
+def own_rows__through_a_mask(stream, rank, world_size, worker, workers, position, batch_size):
+    mask = torch.zeros(workers, batch_size, world_size, dtype=torch.bool)
+    mask[worker, :, rank] = True
+    rest = itertools.islice(stream, position, None)
+    return itertools.compress(rest, itertools.cycle(mask.flatten().tolist()))
+
+
+@fails("of its rank")
+def own_rows__reader_after_reader(stream, rank, world_size, worker, workers, position, batch_size):
+    reader = rank * workers + worker
+    return itertools.islice(stream, position + reader, None, world_size * workers)
 
 
 # train -------------------------------------------------------------------------------------
@@ -77,12 +137,6 @@ def train__no_sync(model, loss_fn, x, y, lr, batch_size, accumulate, epochs, see
 train__no_sync_edited = edits_of(
     train__no_sync,
     Mutant(
-        "a_forward_for_the_loss",
-        "forward passes beyond one for each",
-        "loss.detach()",
-        "loss_fn(model(x[batch]), y[batch]).detach() * (len(batch) / count)",
-    ),
-    Mutant(
         "clips",
         "large gradients",
         "optimizer.step()",
@@ -100,14 +154,12 @@ train__no_sync_edited = edits_of(
     Mutant("own_start", "after training", "_group=group", "_group=group, init_sync=False"),
     Mutant("divides_by_accumulate", "fewer micro-batches", "len(batch) / count", "1 / accumulate"),
     Mutant("own_loss", "loss of step 0", "dist.all_reduce(shown, group=group)", "shown *= k"),
+    Mutant("no_set_epoch", "tell the sampler the epoch", "sampler.set_epoch(epoch)", "pass"),
     Mutant(
         "wraps_every_epoch",
         "Wrap the model once",
         "sampler.set_epoch(epoch)",
-        """
-        sampler.set_epoch(epoch)
-        again = [DistributedDataParallel(model, process_group=group) for _ in range(2)]
-        """,
+        "sampler.set_epoch(epoch); ddp = DistributedDataParallel(model, process_group=group)",
     ),
 )
 
@@ -153,20 +205,10 @@ evaluate__strided_edited = edits_of(
             ("right, len(rows)", "right, -(-len(rows) // batch_size)"),
         ),
     ),
-    Mutant("rank_0_everything", "The ranks share the work", ")[rank::k]", ") if rank == 0 else []"),
+    Mutant("rank_0_everything", "was given beyond", ")[rank::k]", ") if rank == 0 else []"),
     Mutant("turns_training_on", "changes the mode of the model", ".train(mode)", ".train()"),
-    Mutant(
-        "gathers_outputs",
-        "Send only three sums",
-        "=group)",
-        "=group); dist.all_reduce(torch.zeros(200), group=group)",
-    ),
-    Mutant(
-        "only_norm_off",
-        "the model was given rows in training mode",
-        "model.eval()",
-        "[m.eval() for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)]",
-    ),
+    Mutant("sends_200", "only three sums", "k, rank", "dist.all_reduce(y.new_ones(200)); k, rank"),
+    Mutant("in_training", "the model was given rows in training mode", "model.eval()", "pass"),
     Mutant("mean_of_nothing", "The mean of no rows is nan", "0, len(rows)", "0, max(1, len(rows))"),
     Mutant("skips_inf", "not finite", "y[batch]).item", "y[batch]).nan_to_num(0, 0, 0).item"),
     Mutant("all_rows", "at once", "batch_size)", "len(x))", also=(("+ batch_size", "+ len(x)"),)),
@@ -207,13 +249,6 @@ save_checkpoint__and_waits_edited = edits_of(
         "ddp.module.state_dict()",
         "{key.replace('module.', ''): value for key, value in ddp.state_dict().items()}",
     ),
-    Mutant("closes_the_file", "closes the file", "dist.barrier(group)", "file.close()"),
-    Mutant(
-        "first_settings_only",
-        "lr of group 1 is missing",
-        "optimizer.state_dict(),",
-        "{k: v if k == 'state' else v[:1] for k, v in optimizer.state_dict().items()},",
-    ),
 )
 
 
@@ -243,22 +278,6 @@ load_checkpoint__by_broadcasts_edited = edits_of(
     Mutant("forgets_the_optimizer", "has no state", "optimizer.load_state_dict", "len"),
     Mutant("from_the_start", "epoch to begin with: expected", 'return state["epoch"]', "return 0"),
     Mutant("from_rank_0_of_the_world", "Global rank 0 is not part of group", "src=first", "src=0"),
-    Mutant(
-        "file_of_the_first_call",
-        "something is kept from the call before",
-        "group=None):",
-        "group=None, kept={}):",
-        also=(("= saved[0]", "= kept.setdefault('state', saved[0])"),),
-    ),
-    Mutant(
-        "broadcasts_parameters",
-        "loaded model middle.module.scale",
-        'model.load_state_dict(state["model"])',
-        """
-        file and model.load_state_dict(state["model"])
-        [dist.broadcast(p.data, src=first, group=group) for p in model.parameters()]
-        """,
-    ),
 )
 
 
@@ -323,10 +342,7 @@ token_mean_step__by_hand_edited = edits_of(
         "clips_before_the_mean",
         "clip once, after the mean",
         "dist.all_reduce(flat, group=group)",
-        """
-        flat /= max(1.0, flat.double().norm().item())
-        dist.all_reduce(flat, group=group)
-        """,
+        "flat /= max(1.0, flat.double().norm().item()); dist.all_reduce(flat, group=group)",
     ),
     Mutant(
         "in_float64",
@@ -358,7 +374,7 @@ exhibit_1__averages_after_the_step_edited = edits_of(
     exhibit_1__averages_after_the_step,
     Mutant(
         "as_it_hangs",
-        "averages the parameters, and then takes a step with this rank's own gradient",
+        "parameter 0 at the end",
         "optimizer.step()",
         "pass",
         also=(("world_size(group)", "world_size(group); param.data -= lr * param.grad"),),
@@ -374,58 +390,7 @@ exhibit_1__averages_after_the_step_edited = edits_of(
 
 
 @passes
-def exhibit_2__touches_all(model, loss_fn, batches, lr, group=None):
-    ddp = DistributedDataParallel(model, process_group=group)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x, y in batches:
-        optimizer.zero_grad()
-        zero = sum(0 * param.sum() for param in model.parameters())
-        (loss_fn(ddp(x), y) + zero).backward()
-        optimizer.step()
-
-
-@passes
-def exhibit_2__by_hand(model, loss_fn, batches, lr, group=None):
-    for x, y in batches:
-        model.zero_grad()
-        loss_fn(model(x), y).backward()
-        for param in model.parameters():
-            grad = torch.zeros_like(param) if param.grad is None else param.grad
-            dist.all_reduce(grad, group=group)
-            param.data -= lr * grad / dist.get_world_size(group)
-
-
-exhibit_2__by_hand_edited = edits_of(
-    exhibit_2__by_hand,
-    Mutant(
-        "skips_unused_ones",
-        "ranks",
-        "for param in model.parameters()",
-        "for param in [param for param in model.parameters() if param.grad is not None]",
-    ),
-    Mutant(
-        "divides_by_those_who_used_it",
-        "parameter 0 at the end",
-        "dist.all_reduce(grad, group=group)",
-        """
-        used = torch.tensor(float(param.grad is not None))
-        dist.all_reduce(used, group=group)
-        dist.all_reduce(grad, group=group)
-        grad *= dist.get_world_size(group) / max(1, used.item())
-        """,
-    ),
-)
-
-
-exhibit_2__touches_all_edited = edits_of(
-    exhibit_2__touches_all,
-    Mutant("as_it_hangs", "Expected to have finished reduction", " + zero", ""),
-    Mutant("knows_the_model", "another model", "in model.", "in model.experts."),
-)
-
-
-@passes
-def exhibit_3__broadcasts_at_the_end(model, loss_fn, batches, x_test, lr, group=None):
+def exhibit_2__broadcasts_at_the_end(model, loss_fn, batches, x_test, lr, group=None):
     ddp = DistributedDataParallel(model, process_group=group, forward_sync_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     for x, y in batches:
@@ -442,7 +407,7 @@ def exhibit_3__broadcasts_at_the_end(model, loss_fn, batches, x_test, lr, group=
     return predicted
 
 
-exhibit_3__broadcasts_at_the_end_edited = edits_of(
-    exhibit_3__broadcasts_at_the_end,
-    Mutant("as_it_hangs", "the buffers differ between the ranks", "in model.buffers()", "in ()"),
+exhibit_2__broadcasts_at_the_end_edited = edits_of(
+    exhibit_2__broadcasts_at_the_end,
+    Mutant("as_it_hangs", "buffer 0 at the end", "in model.buffers()", "in ()"),
 )
