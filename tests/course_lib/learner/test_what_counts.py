@@ -32,7 +32,9 @@ def notebook(solution: str = STUB):
             v4.new_markdown_cell("Welcome", id="intro", metadata=tracked("intro", locked=True)),
             v4.new_code_cell("two = 2", id="setup"),
             v4.new_code_cell(solution, id="write", metadata=tracked("write", solution=True)),
-            v4.new_code_cell(TEST, id="test", metadata=tracked("test", grade=True, locked=True)),
+            v4.new_code_cell(
+                TEST, id="test", metadata=tracked("test", grade=True, locked=True, points=2)
+            ),
             v4.new_markdown_cell("Your answer", id="why", metadata=tracked("why", **WRITTEN)),
             v4.new_markdown_cell("The end", id="end"),
         ],
