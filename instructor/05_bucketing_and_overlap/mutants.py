@@ -317,3 +317,14 @@ def frontier__by_loops(durations):
         leaders.append(ends.index(max(ends)))
         before = max(ends)
     return torch.tensor(increments, dtype=durations.dtype), torch.tensor(leaders)
+
+
+@passes
+def frontier__in_memory_of_the_frontier(durations):
+    latest, leaders = durations.new_zeros(durations.shape[1]), []
+    total = durations.new_zeros(len(durations))
+    for s in range(durations.shape[1]):
+        total = total + durations[:, s]
+        latest[s] = total.max()
+        leaders.append(min(r for r in range(len(total)) if total[r] == latest[s]))
+    return torch.diff(latest, prepend=latest.new_zeros(1)), torch.tensor(leaders)

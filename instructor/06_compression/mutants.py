@@ -257,6 +257,29 @@ mean_rounded_once__equal_pieces_edited = edits_of(
 
 
 @passes
+def mean_rounded_once__messages(x, group=None):
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+    shards = [shard.clone() for shard in x.detach().flatten().tensor_split(k)]
+
+    def swap(outgoing, incoming):
+        for step in range(1, k):
+            to, source = (rank + step) % k, (rank - step) % k
+            handle = dist.isend(outgoing[to], group=group, group_dst=to)
+            dist.irecv(incoming[source], group=group, group_src=source).wait()
+            handle.wait()
+
+    parts = [torch.empty_like(shards[rank]) for _ in range(k)]
+    parts[rank] = shards[rank]
+    swap(shards, parts)
+    total = parts[0].double()
+    for part in parts[1:]:
+        total += part
+    shards[rank] = (total * (1 / k)).float().bfloat16()
+    swap([shards[rank]] * k, shards)
+    x.copy_(torch.cat(shards).view(x.shape))
+
+
+@passes
 def mean_rounded_once__owner_by_owner(x, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     shards = [shard.clone() for shard in x.detach().flatten().tensor_split(k)]
