@@ -278,11 +278,11 @@ def _shared(by_student: dict[str, list[HandIn]], students: Roster) -> dict[str, 
     shared: dict[str, list[HandIn]] = {}
     for student, hand_ins in by_student.items():
         for member in students.group_of(student):
-            theirs = shared.setdefault(member, [])
+            of_member = shared.setdefault(member, [])
             if member == student:
-                theirs += hand_ins
+                of_member += hand_ins
                 continue
-            theirs[:0] = [
+            of_member[:0] = [
                 replace(
                     hand_in,
                     shared_by=student,
@@ -359,13 +359,14 @@ def _take(
     rows = []
     firsts: dict[str, datetime] = {}
     last, last_content = good[-1]
-    last_sha256, last_place = digest_of(last_content.files), (last.time, last.order)
-    for hand_in, content in good:
-        sha256, at = digest_of(content.files), hand_in.time
-        if sha256 != last_sha256 and (at, hand_in.order) == last_place:
-            whose = hand_in.shared_by or student
+    last_place = last.time, last.order
+    digests = [digest_of(content.files) for _, content in good]
+    for (hand_in, content), sha256 in zip(good, digests, strict=True):
+        at = hand_in.time
+        if sha256 != digests[-1] and (at, hand_in.order) == last_place:
+            author = hand_in.shared_by or student
             last_content.notes.append(
-                f"{whose} handed in other files, and no time says which are later"
+                f"{author} handed in other files, and no time says which are later"
             )
         if hand_in.time is not None:
             time_before = None if retime else places.first_time(student, sha256)
@@ -376,7 +377,7 @@ def _take(
         elif places.digest(student) == sha256:
             hand_in.time = places.time(student)  # the time from an earlier source
         is_last = content is last_content
-        if sha256 == last_sha256 and not is_last:
+        if sha256 == digests[-1] and not is_last:
             continue
         late = days_late(hand_in.time, due, collected.zone)
         action = "would be taken" if is_last else "kept aside, older"

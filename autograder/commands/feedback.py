@@ -221,13 +221,13 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     for reason in dict.fromkeys(problems.values()):
         students = ", ".join(student for student in problems if problems[student] == reason)
         print(f"  no page could be written for {students}: {reason}\n  → {NO_PAGE}")
-    for reason, named in (
+    for reason, left_students in (
         ("not in the exchange, where they submitted nothing", unreached),
         ("not in the zip, because they have no page", without),
         (f"left out, because {arguments.source} does not have them", left_out),
     ):
-        if named:
-            print(f"  {reason}: {', '.join(named)}")
+        if left_students:
+            print(f"  {reason}: {', '.join(left_students)}")
     if unreached or left_out:
         print(f"  hand their pages out from {folder}")
     if packed:
