@@ -87,6 +87,15 @@ def exponential_mixing(world_size: int) -> Tensor:
     return _circulant(world_size, hops)
 
 
+def one_peer_mixing(world_size: int) -> Callable[[int], Tensor]:
+    """Return a function from a step to its matrix: rank i hears i + 1, then i + 2, i + 4, … .
+
+    After log₂ K steps, rounded up, it begins again. If K is a power of two, all are then equal.
+    """
+    rounds = max(1, (world_size - 1).bit_length())
+    return lambda step: _circulant(world_size, [0, 1 << step % rounds])
+
+
 def complete_mixing(world_size: int) -> Tensor:
     """Return the matrix in which all ranks receive from all: one step makes them equal."""
     return _circulant(world_size, list(range(world_size)))

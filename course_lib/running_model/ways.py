@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -37,7 +36,7 @@ from course_lib.compression import (
     compression_hook,
 )
 from course_lib.ddp import DistributedDataParallel
-from course_lib.decentralized import Gossip, Mixing, ring_mixing
+from course_lib.decentralized import Gossip, Mixing, one_peer_mixing, ring_mixing
 from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.gradient_sync import sync_flat, sync_per_parameter
 from course_lib.local_sgd import DiLoCo, LocalSGD
@@ -133,12 +132,6 @@ def one_bit_adam(exact_steps: int = EXACT_STEPS) -> Prepare:
         return _step(optimizer, lambda batch: backward(model, batch))
 
     return prepare
-
-
-def one_peer(world_size: int) -> Mixing:
-    """Return the mixing in which rank i hears i + 1, then i + 2, i + 4, …, and begins again."""
-    eye, rounds = torch.eye(world_size, dtype=torch.float64), max(1, (world_size - 1).bit_length())
-    return lambda step: (eye + eye.roll(1 << step % rounds, 1)) / 2
 
 
 def gossip(mixing: Callable[[int], Mixing] = ring_mixing, *, after_update: bool = False) -> Prepare:
@@ -250,7 +243,7 @@ WAYS: dict[str, Way] = {
     "one average": Way(one_rank),
     "DiLoCo": Way(averaged(DiLoCo), period=EVERY),
     "gossip": Way(gossip()),
-    "gossip, one peer": Way(gossip(one_peer), period=2),
+    "gossip, one peer": Way(gossip(one_peer_mixing), period=2),
     "gossip after": Way(gossip(after_update=True)),
     "ZeRO-1": Way(_sharded_optimizer(gradients="local"), "one rank", stage=1),
     "ZeRO-2": Way(

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from course_lib.compression import ErrorFeedback, OneBit, PowerSGD, TopK, Uniform8Bit
+from course_lib.decentralized import one_peer_mixing
 from course_lib.gradient_sync import sync_flat
 from course_lib.local_sgd import DiLoCo, LocalSGD
 from course_lib.running_model.ways import (
@@ -34,7 +35,6 @@ from course_lib.running_model.ways import (
     averaged,
     gossip,
     one_bit_adam,
-    one_peer,
     one_rank,
     overlapped,
     synchronized,
@@ -90,7 +90,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "asynchronous": Algorithm(server={}),
     "bounded staleness": Algorithm(server={"bound": 2}, same_as="asynchronous"),
     "decentralized": Algorithm(gossip(), differ=True),
-    "one peer": Algorithm(gossip(one_peer), period=2, differ=True),
+    "one peer": Algorithm(gossip(one_peer_mixing), period=2, differ=True),
     "local SGD": Algorithm(averaged(LocalSGD), period=EVERY, differ=True),
     "one average": Algorithm(one_rank, differ=True),
     "DiLoCo": Algorithm(averaged(DiLoCo), period=EVERY, differ=True),

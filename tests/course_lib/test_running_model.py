@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
+from course_lib.decentralized import one_peer_mixing
 from course_lib.mesh import transformer
 from course_lib.ranks import Ranks
 from course_lib.running_model import ROWS, SHAPE, WAYS, WORLD_SIZE, batches, measure, new_model
 from course_lib.running_model.one_bit_adam import OneBitAdam
 from course_lib.running_model.steps import RATES, SEEDS, TUNING_SEEDS, tries, tuned_rate
 from course_lib.running_model.training import RATE, train_one_way
-from course_lib.running_model.ways import one_peer
 from tests.helpers import ROOT
 
 PARAMETERS = sum(param.numel() for param in transformer(SHAPE).parameters())
@@ -80,7 +80,7 @@ def test_bytes_are_those_of_the_formulas():
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 def test_one_peer_at_a_time_ends_in_the_exact_mean(k):
-    mixing = one_peer(k)
+    mixing = one_peer_mixing(k)
     product = torch.linalg.multi_dot([torch.eye(k).double(), *(mixing(step) for step in range(3))])
     assert (mixing(5) > 0).sum(1).max() <= 2
     torch.testing.assert_close(product, torch.full((k, k), 1 / k, dtype=torch.float64))
