@@ -12,7 +12,7 @@ import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -231,7 +231,7 @@ def draw_training(d: Draw) -> list[Any]:
 
 def run_train(train: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Train a model; return its weights and buffer, the losses, and what rows the model got."""
-    x, rows_seen = inputs["x"], set[int]()
+    x, rows_seen = inputs["x"], Counter[int]()
 
     def note(_: nn.Module, arguments: Any) -> None:
         if not _functorch.is_functorch_wrapped_tensor(rows := arguments[0]):
@@ -249,11 +249,11 @@ def run_train(train: Callable[..., Any], inputs: Any, case: Given) -> Any:
         "parameter {} after training": [param.detach() for param in model.parameters()],
         "buffer {} after training": [buffer.clone() for buffer in model.buffers()],
         "loss of step {}": losses,
-        OTHER_ROWS: str(sorted(rows_seen.difference(*batches))),
+        MORE_ROWS: str(sorted((rows_seen - Counter(chain(*batches))).elements())),
     }
 
 
-OTHER_ROWS = "rows that the model was given and that are in none of this rank's batches"
+MORE_ROWS = "rows that the model was given beyond those of this rank's batches"
 
 
 def sgd_run(weight: Callable[[int, int, int], float], alone: bool = False) -> Callable[..., Any]:
@@ -296,11 +296,11 @@ TRAIN_MISTAKES = {
 
 
 def of_training(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
-    if value.get(OTHER_ROWS) == "[]":
+    if value.get(MORE_ROWS) == "[]":
         return ""
     return (
-        "The ranks share the work: each takes only the batches of task 1, and gets from the others "
-        "only their gradients."
+        "The ranks share the work: each takes only the batches of task 1, each batch through the "
+        "model once, and gets from the others only their gradients."
     )
 
 

@@ -137,6 +137,12 @@ def train__no_sync(model, loss_fn, x, y, lr, batch_size, accumulate, epochs, see
 train__no_sync_edited = edits_of(
     train__no_sync,
     Mutant(
+        "a_forward_for_the_loss",
+        "each batch through the model once",
+        "loss.detach()",
+        "loss_fn(model(x[batch]), y[batch]).detach() * (len(batch) / count)",
+    ),
+    Mutant(
         "clips",
         "large gradients",
         "optimizer.step()",
