@@ -83,7 +83,7 @@ def draw_assign(d: Draw) -> list[Any]:
         dtypes, unit = ["bfloat16"], 2
     if "two dtypes" in unusual:
         dtypes.append("float64")
-    numels = (0, 1, 2) if "some are empty" in unusual else (1, 1, 2, 2, 3, 5)
+    numels = (0, 0, 2, 3) if "some are empty" in unusual else (1, 1, 2, 2, 3, 5)
     sizes = [d.one_of(*numels) for _ in range(n)]
     if "one larger than the cap" in unusual:
         sizes[d.one_of(*range(n))] = 30
@@ -556,7 +556,7 @@ def drawn_chain(generator: torch.Generator) -> tuple[Case, list[Any]]:
 CHECKS = {
     "assign_buckets": by_reference(
         "assign_buckets",
-        seeds=(0, 2, 5, 8, 21, 29, 34, 37, 40, 57),
+        seeds=(1, 2, 4, 5, 8, 19, 27, 29, 30, 40),
         reference="course_lib.bucketing:trained_buckets",
         program=run_assign,
         draw=draw_assign,

@@ -35,6 +35,7 @@ assign_buckets__open_buckets_edited = edits_of(
     assign_buckets__open_buckets,
     Mutant("forward_order", "in which the parameters were put in", "reversed(", "("),
     Mutant("closes_after_the_cap", "position bytes dtype", "+ param.nbytes >", ">"),
+    Mutant("empty_by_bytes", "some are empty", "if bucket and", "if filled and"),
     Mutant("includes_frozen", "some are frozen", "not param.requires_grad:", "False:"),
     Mutant("tied_at_its_last_use", "some are there twice", ".setdefault(param, i)", "[param] = i"),
     Mutant("mixes_dtypes", "two dtypes", "param.dtype", "'any'"),
