@@ -30,6 +30,12 @@ def metropolis_weights__by_sets(links, world_size):
 metropolis_weights__by_sets_edited = edits_of(
     metropolis_weights__by_sets,
     Mutant("own_neighbours_only", "with the row's own d", "len(neighbours[j])", "0"),
+    Mutant(
+        "most_of_all",
+        "W[",
+        "max(len(neighbours[i]), len(neighbours[j]))",
+        "max(map(len, neighbours))",
+    ),
     Mutant("without_the_one", "weights of 1/d", "1 / (1 +", "1 / ("),
     Mutant("nothing_for_oneself", "the weights of the links alone", "1 - weights[i].sum()", "0"),
     Mutant("one_direction", "W[", "neighbours[j].add(i)", "pass"),
