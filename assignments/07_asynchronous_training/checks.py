@@ -105,13 +105,13 @@ NONSENSE = 8.0
 def draw_server(d: Draw) -> list[Any]:
     """Draw events, the server's weights, and gradients for each push."""
     size, zeros = d.maybe("large gradients", 300.0, 1.0), d.maybe("gradients of zeros")
-    overflow = d.maybe("a gradient with a NaN", one_in=2)
+    overflow = d.maybe("a gradient with an inf or a NaN", one_in=2)
     events, shapes = draw_events(d), d.one_of(*SHAPES)
     pushes = sum(kind == "push" for kind, _ in events)
     sizes = [0.0 if zeros and n % 2 else size for n in range(pushes)]
     gradients = [[factor * d.randn(*shape) for shape in shapes] for factor in sizes]
     if overflow:
-        gradients[0][0].view(-1)[0] = torch.nan
+        gradients[0][0] = d.not_finite(gradients[0][0])
     params, lr = [d.randn(*shape) for shape in shapes], d.one_of(0.125, 0.25, 0.3, 0.5, 1.0)
     return [{"events": events, "params": params, "gradients": gradients, "lr": lr}]
 
@@ -453,7 +453,7 @@ CHECKS = {
     ),
     "async_server": by_reference(
         "async_server",
-        seeds=(1, 5, 9, 26, 28, 41, 58),
+        seeds=(1, 4, 9, 10, 13, 20, 28, 58),
         reference="course_lib.asynchronous:async_server",
         program=run_server,
         draw=draw_server,
@@ -483,7 +483,7 @@ CHECKS = {
     ),
     "backup_server": by_reference(
         "backup_server",
-        seeds=(2, 10, 14, 24, 29, 35, 44, 46),
+        seeds=(2, 10, 13, 24, 29, 33, 44, 46),
         reference="course_lib.asynchronous:backup_server",
         program=run_server,
         draw=draw_backup,

@@ -81,8 +81,15 @@ async_server__as_a_class_edited = edits_of(
         "self.updates += 1",
         "gradients = list(gradients); self.updates += any(g.any() for g in gradients)",
     ),
-    Mutant("leaves_out_nan", "a gradient with a NaN", "w.sub_(g,", "w.sub_(g.nan_to_num(),"),
+    Mutant("leaves_out_nan", "an inf or a NaN", "w.sub_(g,", "w.sub_(g.nan_to_num(),"),
     Mutant("clips", "large gradients", "w.sub_(g,", "w.sub_(g.clamp(-100, 100),"),
+    Mutant("clips_inf", "an inf or a NaN", "w.sub_(g,", "w.sub_(g.clamp(-1e4, 1e4),"),
+    Mutant(
+        "a_push_counts_as_a_pull",
+        "staleness of push",
+        "self.updates += 1",
+        "self.updates += 1; self.seen[worker] = self.updates",
+    ),
     Mutant(
         "the_first_pull_counts",
         "staleness of push",
