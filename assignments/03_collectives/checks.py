@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checking import Allowed, Case, Draw, Given, Variety, Wrong, by_reference
-from course_lib.checking.answers import sees
+from course_lib.checking.answers import expect_tensor
 from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.ranks import Network
 from course_lib.ranks.explain.words import counted
@@ -182,16 +182,12 @@ def run_one_order(sum_in_one_order: Callable[..., Any], inputs: Any, case: Given
     }
 
 
-def form_of_sums(case: Case, inputs: Sequence[Any], rank: int) -> Any:
-    return dict.fromkeys(("sum", "sum on one rank", ONE), inputs[rank]["parts"][0])
-
-
-@sees(form_of_sums)
 def expect_one_order(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge that all sums are right up to rounding, and that the first two have the same bits."""
     for rank, (rank_input, value) in enumerate(zip(inputs, values, strict=True)):
         every = rank_input["all parts"]
         for name, total in value.items():
+            expect_tensor(total, every[0], f"rank {rank}: {name}")
             parts = rank_input["parts"][:1] if name == ONE else every
             m, exact = len(parts), parts.double().sum(0)
             rounded = m * torch.finfo(parts.dtype).eps * parts.double().abs().sum(0)

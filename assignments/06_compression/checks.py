@@ -33,7 +33,7 @@ from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted, format_bytes
 
 from .codecs import CODECS, COMPRESS, Codec
-from .judges import reads_codes, reads_top_k, uniform
+from .judges import as_wire, reads_codes, reads_top_k, uniform
 
 DTYPES = ("float32", "float64", "bfloat16")
 ALONE = Variety(ranks=(1,), dtypes=DTYPES, groups=False)
@@ -57,7 +57,7 @@ def run_quantize(quantize: Callable[..., Any], inputs: Any, case: Given) -> Any:
     x, u = inputs["x"], uniform(inputs["ticks"])
     # If the function reuses a result of this call, the next result shows it.
     quantize(-3 * x, u.flip(0) if u.dim() else u)
-    return {"wire": quantize(x, u), "u": u}
+    return {"wire": as_wire(quantize(x, u)), "u": u}
 
 
 def draw_quantize(d: Draw) -> list[Any]:
@@ -138,7 +138,7 @@ def read_as(number: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
 
 def run_top_k(encode_top_k: Callable[..., Any], inputs: Any, case: Given) -> Any:
     encode_top_k(inputs["x"].flatten().flip(0).view(inputs["x"].shape), inputs["k"])
-    return {"wire": encode_top_k(inputs["x"], inputs["k"])}
+    return {"wire": as_wire(encode_top_k(inputs["x"], inputs["k"]))}
 
 
 def draw_top_k(d: Draw) -> list[Any]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from course_lib.checking import Allowed, Case, Draw, Given, Variety, by_reference, expect_equal
-from course_lib.checking.answers import NUMBER, sees
 from course_lib.checking.on_ranks.given import expect_function, expect_pair
 from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
@@ -301,7 +300,6 @@ GAP_MISTAKES: dict[str, Callable[[Tensor], float]] = {
 }
 
 
-@sees({"gap of matrix {}": [NUMBER, NUMBER]})
 def within_tolerance(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge the gaps with the tolerance that the task's text promises."""
     spectra = [eigenvalues(matrix) for matrix in inputs[0]["matrices"]]

@@ -22,10 +22,10 @@ from typing import Any, Literal
 
 import torch
 
-from course_lib.checking.answers import NUMBER, Kind, Test, sees
+from course_lib.checking.answers import describe, is_number
 from course_lib.checking.cases import Case, Check, Observed, Wrong, case_generator
 from course_lib.checking.communication import operations
-from course_lib.checking.judges import by_judge
+from course_lib.checking.judges import Test, by_judge
 from course_lib.checking.loading import find_check
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.on_ranks.given import Given
@@ -118,12 +118,18 @@ def defence(of: str, draw: Callable[[torch.Generator], tuple[Case, Sequence[Any]
 
 
 def answers_to(of: str, judge: Test, cases: Sequence[Case]) -> Check:
-    """Return the check of the answers about `of`; the judge sees them in the form `ANSWERS`."""
+    """Return the check of the answers about `of`; the judge sees only those in the right form."""
+
+    def judged(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        if not _is_answers(values[0]):
+            raise Wrong(f"the answer is {describe(values[0])}, expected {FORM}")
+        judge(case, inputs, values)
+
     return by_judge(
         f"defend_{of}",
         inputs=lambda case, generator: [{}],
         program=_answer,
-        judge=sees(ANSWERS)(judge),
+        judge=judged,
         cases=cases,
         worth={part: 1.0 for i in range(QUESTIONS) for part in parts_of(i)},
     )
@@ -141,7 +147,7 @@ def _answer(answers: Callable[[], Any], inputs: Any, case: Given) -> Any:
 def _is_answers(value: Any) -> bool:
     match value:
         case [int() as number, [*answers]]:
-            written = all(map(NUMBER.test, itertools.chain(*map(numbers_of, answers))))
+            written = all(map(is_number, itertools.chain(*map(numbers_of, answers))))
             return number in SETS and len(answers) == QUESTIONS and written
     return False
 
@@ -156,9 +162,7 @@ def numbers_of(answer: Any) -> list[Any]:
     return [answer]
 
 
-ANSWERS = Kind(
-    "the set, 1 or 2, and a list of three answers: (1, [[4, 4, 9], [7, 3], 12.5])", _is_answers
-)
+FORM = "the set, 1 or 2, and a list of three answers: (1, [[4, 4, 9], [7, 3], 12.5])"
 
 
 def _all_written(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.answers import TRUTH, sees
+from course_lib.checking.answers import describe
 from course_lib.checking.cases import Case, Check, Wrong
 from course_lib.checking.judges import by_judge
 from course_lib.checking.mutants import edited
@@ -155,8 +155,9 @@ def _inputs(case: Case, generator: torch.Generator) -> list[dict[str, str]]:
     return [{}] + [dict(solution) for _ in range(MOST)]
 
 
-@sees(lambda case, inputs, rank: None if rank else TRUTH)
 def _right_verdict(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    if not isinstance(values[0], bool):
+        raise Wrong(f"the answer is {describe(values[0])}, expected True or False")
     if values[0] != case.parameters["right"]:
         raise Wrong(_verdict(case.parameters["right"], case.parameters["kind"]))
 

@@ -22,7 +22,7 @@ from autograder.passes.examine import masked_from
 from autograder.sandbox.memory import descendants
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, Check, CheckReport, by_judge, expect_equal, sends_at_most
-from course_lib.checking.answers import ANYTHING, Judge, sees
+from course_lib.checking.judges import Test
 from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 from tests.helpers.course_folders import SOURCES, needs_sources
@@ -43,10 +43,9 @@ def examined(place: Sandbox, check: Check, *cells: str) -> CheckReport:
     return report
 
 
-def gives(right: Callable[[Sequence[Any], int], Any]) -> Judge:
+def gives(right: Callable[[Sequence[Any], int], Any]) -> Test:
     """Return a judge that compares each rank's value with ``right(inputs, rank)``."""
 
-    @sees(ANYTHING)
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         for rank, value in enumerate(values):
             expect_equal(value, right(inputs, rank), f"rank {rank}")
