@@ -28,7 +28,6 @@ from typing import Any
 
 import cloudpickle
 import torch
-import torch.distributed as dist
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -182,15 +181,10 @@ def do_work(
             function, sources = handover.unpack(packed)
             install_sources(sources)
             labels.update(sources.labels)
-        printed, world = CappedText(), dist.group.WORLD
+        printed = CappedText()
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
                 output = program(function, rank_input)
-            if not dist.is_initialized() or dist.group.WORLD is not world:
-                raise RuntimeError(
-                    "the process group was destroyed or replaced: leave it as it is, because the "
-                    "caller needs it"
-                )
         finally:
             _end_processes_left()
         return "output", encode(output)

@@ -9,10 +9,8 @@ is remembered from one solution to the next.
 from __future__ import annotations
 
 import inspect
-import random
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +104,8 @@ def testing_task(
     def program(is_right: Callable[..., Any], solution: Any, case: Given) -> Any:
         groups = [case.group_among(_solvers_and_rest(k)) for k in range(1, 1 + MOST)]
         if dist.get_rank() > 0:
-            with _random_numbers_of_its_own():
-                _serve(solution, case, groups, call)
+            _serve(solution, case, groups, call)
+            case.watch.seed_generators()  # a test may draw random numbers, and so may a solution
             return None
 
         def run(inputs: Sequence[Any]) -> list[Any]:
@@ -127,14 +125,14 @@ def testing_task(
                     raise SolutionError(f"the solution raised on rank {rank}: {answer['error']}")
             return [answer["result"] for answer in answers]
 
-        with _random_numbers_of_its_own():
-            try:
-                verdict = is_right(run)
-            except SolutionError:
-                verdict = False
-            finally:
-                for rank in range(1, 1 + MOST):
-                    _send({"ranks": 0, "input": None}, rank, case)
+        try:
+            verdict = is_right(run)
+        except SolutionError:
+            verdict = False
+        finally:
+            for rank in range(1, 1 + MOST):
+                _send({"ranks": 0, "input": None}, rank, case)
+        case.watch.seed_generators()
         return verdict.item() if isinstance(verdict, np.bool_ | torch.Tensor) else verdict
 
     return by_judge(
@@ -203,15 +201,3 @@ def _receive(rank: int, case: Given) -> Any:
     data = torch.zeros(int(length), dtype=torch.uint8, device=case.device)
     dist.recv(data, rank)
     return decode(data.cpu().numpy().tobytes())
-
-
-@contextmanager
-def _random_numbers_of_its_own() -> Iterator[None]:
-    """Let a test draw random numbers, which other tasks forbid."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
