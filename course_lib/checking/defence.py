@@ -28,7 +28,6 @@ from course_lib.checking.communication import operations
 from course_lib.checking.judges import Test, by_judge
 from course_lib.checking.loading import find_check
 from course_lib.checking.local import LocalRunner
-from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.run_check import Runner
 from course_lib.ranks import Event, Network, Trace
 
@@ -133,7 +132,7 @@ def answers_to(of: str, judge: Test, cases: Sequence[Case]) -> Check:
     return by_judge(
         f"defend_{of}",
         inputs=lambda case, generator: [{}],
-        program=_answer,
+        program=lambda answers, inputs, case: answers(),
         judge=judged,
         cases=cases,
         worth={part: 1.0 for i in range(QUESTIONS) for part in parts_of(i)},
@@ -143,10 +142,6 @@ def answers_to(of: str, judge: Test, cases: Sequence[Case]) -> Check:
 def parts_of(i: int) -> tuple[str, str]:
     """Return the parts of the points that the answer to question `i`, from 0, earns."""
     return f"question {i + 1}", f"question {i + 1} in set 1"
-
-
-def _answer(answers: Callable[[], Any], inputs: Any, case: Given) -> Any:
-    return answers()
 
 
 def _is_answers(value: Any) -> bool:

@@ -102,7 +102,10 @@ def testing_task(
     """
 
     def program(is_right: Callable[..., Any], solution: Any, case: Given) -> Any:
-        groups = [case.group_among(_solvers_and_rest(k)) for k in range(1, 1 + MOST)]
+        groups = [  # the first k ranks with the solution, and the rest
+            case.group_among([list(range(1, 1 + k)), [0, *range(1 + k, 1 + MOST)]])
+            for k in range(1, 1 + MOST)
+        ]
         if dist.get_rank() > 0:
             _serve(solution, case, groups, call)
             case.watch.seed_generators()  # a test may draw random numbers, and so may a solution
@@ -167,10 +170,6 @@ def _verdict(right: bool, kind: str) -> str:
 
 
 # On the ranks -----------------------------------------------------------------------------------
-
-
-def _solvers_and_rest(k: int) -> list[list[int]]:
-    return [list(range(1, 1 + k)), [0, *range(1 + k, 1 + MOST)]]
 
 
 def _serve(
