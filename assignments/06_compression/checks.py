@@ -54,6 +54,7 @@ def draw_shape(d: Draw, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def run_quantize(quantize: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``quantize(x, u)``; return the wire, which the judge reads, and ``u``."""
     x, u = inputs["x"], uniform(inputs["ticks"])
     # If the function reuses a result of this call, the next result shows it.
     quantize(-3 * x, u.flip(0) if u.dim() else u)
@@ -97,6 +98,10 @@ def draw_quantize(d: Draw) -> list[Any]:
 
 
 def run_dequantize(dequantize: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``dequantize(wire, shape, dtype)``; return the numbers, of which every bit counts.
+
+    Before, it is called with another wire: if it reuses that result, the next one shows it.
+    """
     shape, dtype = torch.Size(inputs["shape"]), getattr(torch, inputs["dtype"])
     wire = inputs["bytes"][inputs["offset"] :]
     scale = 3 * wire[:4].clone().view(torch.float32)
@@ -137,6 +142,7 @@ def read_as(number: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
 
 
 def run_top_k(encode_top_k: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``encode_top_k(x, k)`` twice; return the second wire, which the judge reads."""
     encode_top_k(inputs["x"].flatten().flip(0).view(inputs["x"].shape), inputs["k"])
     return {"wire": as_wire(encode_top_k(inputs["x"], inputs["k"]))}
 

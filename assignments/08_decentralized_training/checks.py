@@ -283,6 +283,7 @@ def draw_gap(d: Draw) -> list[Any]:
 
 
 def run_gap(spectral_gap: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``spectral_gap(weights)`` for two matrices; the judge allows the task's tolerance."""
     weights = watched_weights(case, inputs["matrices"], inputs["like"].dtype)
     return {"gap of matrix {}": [spectral_gap(matrix) for matrix in weights]}
 
@@ -363,6 +364,7 @@ def draw_choice(d: Draw) -> list[Any]:
 
 
 def run_choice(choose_graph: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``choose_graph(candidates, …)``; return which graph it takes, and the seconds."""
     weights = watched_weights(case, inputs["matrices"], inputs["like"].dtype)
     candidates = case.iterable(weights)
     answer = choose_graph(candidates, *(inputs[key] for key in ARGUMENTS))
