@@ -28,7 +28,8 @@ from typing import Any
 import torch
 
 from course_lib import diary
-from course_lib.checking.box import box, in_notebook, mark
+from course_lib.checking.box import box, mark
+from course_lib.ranks.for_graders import in_notebook
 
 Rule = float | str | Callable[[Any], object]
 """The value that a run shows if an option is right, or a function that tests the run's value."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 _STYLE = Path(__file__).with_name("box.css").read_text(encoding="utf-8")
@@ -18,9 +17,3 @@ def box(kind: str, body: str) -> str:
 def mark(good: bool) -> str:
     """Return a tick or a cross."""
     return f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"}</span>'
-
-
-def in_notebook() -> bool:
-    """Return whether a kernel runs this process; IPython is not imported to find out."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "kernel", None) is not None

@@ -21,7 +21,6 @@ import torch
 
 from course_lib import diary
 from course_lib.checking.answers import describe
-from course_lib.checking.box import in_notebook
 from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.loading import find_check
 from course_lib.checking.report import CheckFailed, CheckReport, html_of
@@ -29,7 +28,7 @@ from course_lib.checking.run_check import run_on_each
 from course_lib.ranks import MisuseWarning, Ranks, RanksError, RankState, RankTimeout, per_rank
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.explain.words import counted
-from course_lib.ranks.for_graders import end_soon, preload
+from course_lib.ranks.for_graders import end_soon, in_notebook, preload
 from course_lib.ranks.wire import Plain, decode, encode
 
 Kind = Literal["simulated", "cpu", "gpu"]
