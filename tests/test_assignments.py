@@ -18,17 +18,15 @@ READABLE = solutions.readable(ASSIGNMENTS)
 pytestmark = needs_sources
 
 
-POOLS = {"simulated": {}, "cpu": {}}
+# Ranks for all mutants: starting them anew for each would take most of the time.
+RUNNERS = {on: LocalRunner(print, on, echo=None) for on in ("simulated", "cpu")}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pools():
-    """Ranks for all mutants: starting them anew for each would take most of the time."""
+def ranks_are_closed():
     yield
-    for pool in POOLS.values():
-        for ranks in pool.values():
-            ranks.close()
-        pool.clear()
+    for runner in RUNNERS.values():
+        runner.__exit__()
 
 
 def run(folder, task, function, on="simulated", until=None):
@@ -39,11 +37,12 @@ def run(folder, task, function, on="simulated", until=None):
     examine = partial(
         run_check, f"{folder.name}/{task}", solutions.checks_of(folder)[task], seed="tests"
     )
-    with LocalRunner(function, on, echo=None, ranks=POOLS[on]) as runner:
-        if until and until(report := examine(runner)):
-            return report
-        hidden = solutions.hidden_cases(folder, task) if on == "simulated" or until else ()
-        return examine(runner, hidden=hidden)
+    runner = RUNNERS[on]
+    runner.function = function
+    if until and until(report := examine(runner)):
+        return report
+    hidden = solutions.hidden_cases(folder, task) if on == "simulated" or until else ()
+    return examine(runner, hidden=hidden)
 
 
 def told(report) -> str:

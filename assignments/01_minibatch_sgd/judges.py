@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.checking import Case, Wrong, expect_equal
-from course_lib.checking.answers import NUMBER, TEXT, VECTOR, ListOf, sees
 from course_lib.checking.judges import ENOUGH, equally_likely
 
 # Batches that are drawn without replacement -------------------------------------------------------
@@ -66,17 +65,6 @@ def in_words(epoch: Sequence[Any]) -> str:
         return ""
 
 
-_EPOCH = ListOf(VECTOR)
-
-
-@sees(
-    {
-        FIRST: [_EPOCH] * EPOCHS,
-        AGAIN: [_EPOCH],
-        OTHER: [_EPOCH],
-        MANY: ListOf(TEXT, 4 * ENOUGH * FEW),
-    }
-)
 def without_replacement(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge batches: each row once per epoch, with all orders equally likely."""
     rank_inputs = inputs[0]
@@ -155,14 +143,6 @@ OF_ALL_ROWS = (
 )
 
 
-def _form(case: Case, inputs: Sequence[Any], rank: int) -> Any:
-    """Return the form of an answer: numbers, and the model as it was before."""
-    rank_inputs = inputs[0]
-    numbers = {TWICE: [NUMBER] * 2, MORE: [NUMBER] * rank_inputs["calls"]}
-    return {**numbers, BEFORE: rank_inputs["before"], WEIGHTS: rank_inputs["weights"]}
-
-
-@sees(_form)
 def drawn_anew(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge the numbers: each must be the mean over some batches of the drawn number.
 

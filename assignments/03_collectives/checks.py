@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checking import Allowed, Case, Draw, Given, Variety, Wrong, by_reference
-from course_lib.checking.answers import sees
+from course_lib.checking.answers import expect_tensor
 from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.ranks import Network
 from course_lib.ranks.explain.words import counted
@@ -70,10 +70,20 @@ def in_place(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
 
 
 def run_reduce_scatter(ring_reduce_scatter: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``ring_reduce_scatter(tensor, group=group)``; return the rank's chunk of the sum.
+
+    Every bit counts, and a tensor that the function gets must stay as it is. A ring limits
+    time and bytes, with every chunk as long as the longest one; its calls and partners are fixed.
+    """
     return called("chunk", inputs, lambda tensor: ring_reduce_scatter(tensor, group=case.group))
 
 
 def run_all_reduce(ring_all_reduce: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``ring_all_reduce(tensor, group=group)``; return the tensor, which holds the sum then.
+
+    Every bit counts. A ring limits time and bytes, with every chunk as long as the longest one; its
+    calls and partners are fixed.
+    """
     call = in_place(lambda tensor: ring_all_reduce(tensor, group=case.group))
     return called("tensor", inputs, call)
 
@@ -140,6 +150,12 @@ def draw_chunks(d: Draw) -> list[Any]:
 
 
 def run_all_gather(ring_all_gather: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``ring_all_gather(chunk, length, group=group)``; return the vector of all chunks.
+
+    Every bit counts, and a chunk that the function gets must stay as it is. A ring limits
+    time and bytes, with every chunk as long as the longest one; its calls and partners are fixed.
+    """
+
     def call(chunk: Tensor) -> Any:
         return ring_all_gather(chunk, inputs["length"], group=case.group)
 
@@ -182,16 +198,12 @@ def run_one_order(sum_in_one_order: Callable[..., Any], inputs: Any, case: Given
     }
 
 
-def form_of_sums(case: Case, inputs: Sequence[Any], rank: int) -> Any:
-    return dict.fromkeys(("sum", "sum on one rank", ONE), inputs[rank]["parts"][0])
-
-
-@sees(form_of_sums)
 def expect_one_order(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge that all sums are right up to rounding, and that the first two have the same bits."""
     for rank, (rank_input, value) in enumerate(zip(inputs, values, strict=True)):
         every = rank_input["all parts"]
         for name, total in value.items():
+            expect_tensor(total, every[0], f"rank {rank}: {name}")
             parts = rank_input["parts"][:1] if name == ONE else every
             m, exact = len(parts), parts.double().sum(0)
             rounded = m * torch.finfo(parts.dtype).eps * parts.double().abs().sum(0)
@@ -237,6 +249,11 @@ def node_network(d: Draw, inputs: Sequence[Any]) -> Network:
 
 
 def run_two_levels(two_level_all_reduce: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``two_level_all_reduce(tensor, inside, between)``; return the tensor, now the sum.
+
+    Every bit counts. The time is limited on a network on which messages to other nodes take long;
+    how many calls and bytes there are, and in which order, is free.
+    """
     inside, between = case.group_among(inputs["nodes"]), case.group_among(inputs["across"])
     call = in_place(lambda tensor: two_level_all_reduce(tensor, inside, between))
     return called("tensor", inputs, call)

@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.checking import Allowed, Case, Draw, Given, Variety, Wrong, by_reference
-from course_lib.checking.answers import TEXT, ListOf, sees
 from course_lib.ranks.explain.words import counted
 
 from .models import (
@@ -161,7 +160,6 @@ def rows_of(inputs: Any) -> list[str]:
     return [f"row {place}" for place in range(inputs["length"])]
 
 
-@sees({TAKEN: ListOf(ListOf(TEXT))})
 def each_row_once(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge what the ranks of a run have taken together: the next rows, each once."""
     rows, size, position = rows_of(inputs[0]), inputs[0]["size"], 0

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.checking import Allowed, Case, Draw, Given, Variety, Wrong, by_reference
-from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.checking.on_ranks.given import expect_function, expect_pair
 from course_lib.checking.on_ranks.leaves import with_tensors
@@ -103,10 +102,6 @@ def draw_assign(d: Draw) -> list[Any]:
     return [{"tensors": tensors, "calls": calls, "gradients": d.one_of(False, True)}]
 
 
-_BUCKETS = ListOf(ListOf(Kind("an index", WHOLE.test, "indices"), most=100), most=100)
-
-
-@sees(lambda case, inputs, rank: [_BUCKETS] * len(inputs[0]["calls"]))
 def right_buckets(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge the buckets. If they are wrong, show the parameters."""
     first, *_, again = answers = [[list(bucket) for bucket in buckets] for buckets in values[0]]

@@ -33,7 +33,7 @@ from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted, format_bytes
 
 from .codecs import CODECS, COMPRESS, Codec
-from .judges import reads_codes, reads_top_k, uniform
+from .judges import as_wire, reads_codes, reads_top_k, uniform
 
 DTYPES = ("float32", "float64", "bfloat16")
 ALONE = Variety(ranks=(1,), dtypes=DTYPES, groups=False)
@@ -54,10 +54,11 @@ def draw_shape(d: Draw, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def run_quantize(quantize: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``quantize(x, u)``; return the wire, which the judge reads, and ``u``."""
     x, u = inputs["x"], uniform(inputs["ticks"])
     # If the function reuses a result of this call, the next result shows it.
     quantize(-3 * x, u.flip(0) if u.dim() else u)
-    return {"wire": quantize(x, u), "u": u}
+    return {"wire": as_wire(quantize(x, u)), "u": u}
 
 
 def draw_quantize(d: Draw) -> list[Any]:
@@ -97,6 +98,10 @@ def draw_quantize(d: Draw) -> list[Any]:
 
 
 def run_dequantize(dequantize: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``dequantize(wire, shape, dtype)``; return the numbers, of which every bit counts.
+
+    Before, it is called with another wire: if it reuses that result, the next one shows it.
+    """
     shape, dtype = torch.Size(inputs["shape"]), getattr(torch, inputs["dtype"])
     wire = inputs["bytes"][inputs["offset"] :]
     scale = 3 * wire[:4].clone().view(torch.float32)
@@ -137,8 +142,9 @@ def read_as(number: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
 
 
 def run_top_k(encode_top_k: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``encode_top_k(x, k)`` twice; return the second wire, which the judge reads."""
     encode_top_k(inputs["x"].flatten().flip(0).view(inputs["x"].shape), inputs["k"])
-    return {"wire": encode_top_k(inputs["x"], inputs["k"])}
+    return {"wire": as_wire(encode_top_k(inputs["x"], inputs["k"]))}
 
 
 def draw_top_k(d: Draw) -> list[Any]:

@@ -12,33 +12,35 @@ import torch
 from torch import Tensor
 
 from course_lib.checking import Case, Wrong, expect_equal
-from course_lib.checking.answers import ANYTHING, describe, sees
+from course_lib.checking.answers import describe
 from course_lib.ranks.explain.words import counted
 
 
-def expect_wire(value: Any, nbytes: int, formula: str, mistakes: Mapping[int, str]) -> None:
-    """Raise `Wrong` unless `value` is a vector of `nbytes` bytes, uint8.
+def as_wire(value: Any) -> Tensor:
+    """Return what a function returned if it is a vector of bytes, else raise TypeError."""
+    if isinstance(value, Tensor) and value.dtype == torch.uint8 and value.dim() == 1:
+        return value
+    text = f" ({value.nbytes} bytes)" if isinstance(value, Tensor) else ""
+    raise TypeError(
+        f"wire is {describe(value)}{text}, expected a vector of bytes (uint8). x.view(torch.uint8) "
+        "gives the bytes of a vector, and torch.cat joins vectors"
+    )
+
+
+def expect_bytes(wire: Tensor, nbytes: int, formula: str, mistakes: Mapping[int, str]) -> None:
+    """Raise `Wrong` unless `wire` has `nbytes` bytes.
 
     Args:
-        value: the value that rank 0 returned, which may be anything.
+        wire: the vector of bytes that rank 0 returned.
         nbytes: the number of bytes that it must have.
         formula: how this number is computed, in words.
         mistakes: number of bytes → the mistake that gives it.
 
     """
-    if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
-        text = describe(value)
-        if isinstance(value, Tensor):
-            text = f"a {value.dtype} tensor of shape {list(value.shape)} ({value.nbytes} bytes)"
+    if wire.numel() != nbytes:
         raise Wrong(
-            f"rank 0: wire is {text}, expected a vector of {nbytes} bytes (uint8)",
-            "Return one vector of bytes: x.view(torch.uint8) gives the bytes of a vector, and "
-            "torch.cat joins vectors.",
-        )
-    if value.numel() != nbytes:
-        raise Wrong(
-            f"rank 0: wire has {counted(value.numel(), 'byte')}, expected {nbytes}: {formula}",
-            mistakes.get(value.numel(), ""),
+            f"rank 0: wire has {counted(wire.numel(), 'byte')}, expected {nbytes}: {formula}",
+            mistakes.get(wire.numel(), ""),
         )
 
 
@@ -51,7 +53,6 @@ def uniform(ticks: Tensor) -> Tensor:
     return ticks.to(dtype) * 2.0**-24
 
 
-@sees(lambda case, inputs, rank: {"wire": ANYTHING, "u": uniform(inputs[rank]["ticks"])})
 def reads_codes(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge ``wire`` (four bytes of scale, a code for each number), and that ``u`` is unchanged."""
     x, u, wire = inputs[0]["x"], uniform(inputs[0]["ticks"]), values[0]["wire"]
@@ -61,7 +62,7 @@ def reads_codes(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -
         n + 8: "The scale must be float32, 4 bytes.",
         4 * n + 4: "A code must be one byte (int8), not four bytes.",
     }
-    expect_wire(wire, n + 4, "4 for the scale, 1 for each number", wrong_sizes)
+    expect_bytes(wire, n + 4, "4 for the scale, 1 for each number", wrong_sizes)
     if not torch.equal(values[0]["u"], u):
         raise Wrong("rank 0: the function changes u. It must leave u as it is: work on u.clone()")
     exact, u = x.double().flatten(), u.double().flatten()
@@ -87,7 +88,6 @@ def _read_codes(wire: Tensor) -> dict[str, Tensor]:
 # The largest numbers, and where they are ----------------------------------------------------------
 
 
-@sees({"wire": ANYTHING})
 def reads_top_k(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge ``wire``: the ``k`` largest values, and their places."""
     x, k, wire = inputs[0]["x"].float().flatten(), inputs[0]["k"], values[0]["wire"]
@@ -99,7 +99,7 @@ def reads_top_k(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -
         4 * k + bitmap: "Here the list, k places of 4 bytes, is smaller than the bitmap.",
     }
     formula = f"4 k + min(4 k, ceil(n/8)) with k = {k}, n = {n}"
-    expect_wire(wire, 4 * k + min(4 * k, bitmap), formula, wrong_sizes)
+    expect_bytes(wire, 4 * k + min(4 * k, bitmap), formula, wrong_sizes)
     right = _read_top_k(expected[0]["wire"], n, k)
     assert right is not None
     got, turned = _read_top_k(wire, n, k), _read_top_k(wire, n, k, highest_first=True)

@@ -55,6 +55,7 @@ def draw_events(d: Draw) -> list[tuple[str, int]]:
 
 
 def draw_staleness(d: Draw) -> list[Any]:
+    """Draw the pulls and pushes of some workers; in some cases nobody pushes."""
     events = draw_events(d)
     if d.maybe("nothing is pushed", one_in=6):
         events = [event for event in events if event[0] == "pull"][: d.one_of(0, 3)]
@@ -62,6 +63,7 @@ def draw_staleness(d: Draw) -> list[Any]:
 
 
 def run_staleness(staleness: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``staleness(events)``; return the age of each push, of which every one counts."""
     return {AGE: staleness(case.iterable([tuple(event) for event in inputs["events"]]))}
 
 
@@ -117,6 +119,7 @@ def draw_server(d: Draw) -> list[Any]:
 
 
 def draw_backup(d: Draw) -> list[Any]:
+    """Draw a server as for the task before, and for how many gradients it waits."""
     wait_for = d.one_of(1, 2, 2, 3, 4)
     d.say(f"N = {wait_for}")
     return [{**server, "wait_for": wait_for} for server in draw_server(d)]

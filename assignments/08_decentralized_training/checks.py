@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from course_lib.checking import Allowed, Case, Draw, Given, Variety, by_reference, expect_equal
-from course_lib.checking.answers import NUMBER, sees
 from course_lib.checking.on_ranks.given import expect_function, expect_pair
 from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
@@ -284,6 +283,7 @@ def draw_gap(d: Draw) -> list[Any]:
 
 
 def run_gap(spectral_gap: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``spectral_gap(weights)`` for two matrices; the judge allows the task's tolerance."""
     weights = watched_weights(case, inputs["matrices"], inputs["like"].dtype)
     return {"gap of matrix {}": [spectral_gap(matrix) for matrix in weights]}
 
@@ -301,7 +301,6 @@ GAP_MISTAKES: dict[str, Callable[[Tensor], float]] = {
 }
 
 
-@sees({"gap of matrix {}": [NUMBER, NUMBER]})
 def within_tolerance(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge the gaps with the tolerance that the task's text promises."""
     spectra = [eigenvalues(matrix) for matrix in inputs[0]["matrices"]]
@@ -365,6 +364,7 @@ def draw_choice(d: Draw) -> list[Any]:
 
 
 def run_choice(choose_graph: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    """Call ``choose_graph(candidates, …)``; return which graph it takes, and the seconds."""
     weights = watched_weights(case, inputs["matrices"], inputs["like"].dtype)
     candidates = case.iterable(weights)
     answer = choose_graph(candidates, *(inputs[key] for key in ARGUMENTS))

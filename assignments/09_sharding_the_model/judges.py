@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from course_lib.checking import Case, Expectation, Observed, Wrong, expect_equal
-from course_lib.checking.answers import ANYTHING, Kind, sees
+from course_lib.checking.answers import describe
 from course_lib.checking.communication import computes_between
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted
@@ -26,16 +26,20 @@ STAGE = "gradient of this rank's stage"
 Steps = list[list[Any]]
 
 
-def as_steps(answer: Any) -> list[Steps] | None:
-    """Return a schedule as lists of [action, micro-batch]; None if it is anything else."""
-    if not _listed(answer) or not all(_listed(steps) for steps in answer):
-        return None
-    for step in (step for steps in answer for step in steps):
-        if not _listed(step) or len(step) != 2 or step[0] not in ("F", "B"):
-            return None
-        if type(step[1]) is not int and not isinstance(step[1], np.integer):
-            return None
-    return [[[action, int(number)] for action, number in steps] for steps in answer]
+def as_steps(answer: Any) -> list[Steps]:
+    """Return a schedule as lists of [action, micro-batch]; raise TypeError if it is none."""
+    listed = _listed(answer) and all(_listed(steps) for steps in answer)
+    if listed and all(_is_step(step) for steps in answer for step in steps):
+        return [[[action, int(number)] for action, number in steps] for steps in answer]
+    raise TypeError(
+        f"the schedule is {describe(answer)}, expected a list that holds a list of steps, such as "
+        '("F", 0), for each rank'
+    )
+
+
+def _is_step(value: Any) -> bool:
+    pair = _listed(value) and len(value) == 2 and value[0] in ("F", "B")
+    return pair and (type(value[1]) is int or isinstance(value[1], np.integer))
 
 
 def _listed(value: Any) -> bool:
@@ -57,22 +61,12 @@ def wrong_steps(steps: Steps, micro_batches: int) -> str:
     return ""
 
 
-def _is_schedule(value: Any) -> bool:
-    return isinstance(value, str) or as_steps(value) is not None
-
-
-@sees({"schedule": Kind("lists of steps", _is_schedule), STAGE: ANYTHING})
 def whole_schedule(
     case: Case, inputs: Sequence[Any], expected: Sequence[Any], values: Sequence[Any]
 ) -> None:
-    """Judge the form, the number of micro-batches, every rank's steps, and the gradients."""
+    """Judge the number of micro-batches, every rank's steps, and the gradients."""
     for rank, value in enumerate(values):
         schedule = value["schedule"]
-        if not isinstance(schedule, list):
-            raise Wrong(
-                f"rank {rank}: the schedule is {schedule}, expected a list that holds a list of "
-                'steps, such as ("F", 0), for each rank'
-            )
         if len(schedule) != case.world_size:
             ranks = counted(len(schedule), "rank")
             raise Wrong(

@@ -36,13 +36,9 @@ class _Pickler(Pickler):
     """Sends a function wrapped by `torch.compile` unwrapped: compiled code cannot be sent."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType) and hasattr(obj, "_torchdynamo_orig_callable"):
-            return _as_it_is, (obj._torchdynamo_orig_callable,)
+        if isinstance(obj, types.FunctionType):
+            obj = getattr(obj, "_torchdynamo_orig_callable", obj)
         return super().reducer_override(obj)
-
-
-def _as_it_is(function: Callable[..., Any]) -> Any:
-    return function
 
 
 def pack(names: dict[str, Any], name: str, usual_path: list[str]) -> bytes:

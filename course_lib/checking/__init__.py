@@ -15,7 +15,7 @@ Read in this order:
 - `run_check`: runs the cases of a check on any kind of ranks, and judges each
 - `report`: the result, for the student and for the grader
 - `loading`: finds a check by its name, and packs it for ranks
-- `local`: `check`, on ranks of this machine
+- `local`: `check`, on ranks of this machine; `box`: what a notebook shows
 - `asking`: a question with a place for the answer, which a run decides
 - `defence`: questions on a student's own run; `testing`: a task whose solution is a check
 - `forbidden`: classes and functions of PyTorch that do what a task asks for
@@ -28,7 +28,6 @@ from course_lib.checking.by_reference import by_reference
 from course_lib.checking.cases import NETWORK, Case, Check, Expectation, Form, Observed, Wrong
 from course_lib.checking.communication import (
     Allowed,
-    calls_at_most,
     computes_between,
     sends_at_most,
 )

@@ -1,26 +1,9 @@
-"""What a rank returned: compared with its form and with the right value, and explained.
-
-A judge sees only answers that have the right form. A form is written like the answer itself. A dict
-stands for a dict with these keys, a list for a list of this length, and ``None`` for None. In place
-of values, a form has:
-
-    a tensor                 a tensor of its shape and dtype
-    NUMBER, WHOLE, TEXT      any number, any integer, any text
-    TRUTH                    True or False
-    VECTOR                   a vector of integers (int64)
-    ListOf(form)             a list of any length, up to 1000
-    ANYTHING                 anything: for a judge that compares the values of ranks
-    Kind(words, test)        any value that passes the test
-
-A form may also be a function ``form(case, inputs, rank)`` that returns a form. A judge declares
-which form it sees with ``@sees(form)``, which makes a `Judge`; a plain function sees anything.
-"""
+"""What a rank returned: compared with the form of the right value, then with the value itself."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,196 +11,89 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from course_lib.checking.cases import Case, Wrong
+from course_lib.checking.cases import Wrong
 from course_lib.checking.on_ranks.leaves import ARRAY, leaves, numbered
 
 # Forms ------------------------------------------------------------------------------------------
 
 _LARGEST = 2**63
 """A judge may calculate with integers whose absolute value is below this."""
+_MOST = 10_000
+"""A judge sees lists of at most so many items."""
+_MANY = {Tensor: "tensors", list: "lists", tuple: "lists", int: "whole numbers", str: "texts"}
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Values that pass a test; ``words`` names one of them, ``many`` names several."""
-
-    words: str
-    test: Callable[[Any], bool]
-    many: str = "values"
-
-
-@dataclass(frozen=True)
-class ListOf:
-    """A list or tuple of any length up to ``most``, whose items have this form."""
-
-    form: Any
-    most: int = 1000
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1 and not value.is_complex() and value.dtype != torch.bool
-    return _is_whole(value) or type(value) is float
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < _LARGEST
-
-
-def _is_vector(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 1 and value.dtype == torch.int64
-
-
-NUMBER = Kind("a number", _is_number, "numbers")
-WHOLE = Kind("a whole number", _is_whole, "whole numbers")
-TEXT = Kind("text", lambda value: isinstance(value, str), "texts")
-VECTOR = Kind("a vector of whole numbers (int64)", _is_vector, "vectors of whole numbers")
-ANYTHING = Kind("anything", lambda value: True)
-TRUTH = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
-
-Test = Callable[..., None]
-"""``test(case, inputs, values)`` raises `Wrong`; both lists are in rank order. In a task with a
-reference, it is ``test(case, inputs, expected, values)``."""
-
-
-@dataclass(frozen=True)
-class Judge:
-    """A test of the values of all ranks, with the form of the values that it can look at.
-
-    Attributes:
-        test: raises `Wrong` for the first finding.
-        form: the form that the value of each rank must have. If it is not declared, an odd answer
-            may break the test, and is then wrong.
-
-    """
-
-    test: Test
-    form: Any = ANYTHING
-
-    def form_of(self, case: Case, inputs: Sequence[Any], rank: int) -> Any:
-        """Return the form that a rank's answer must have."""
-        return self.form(case, inputs, rank) if callable(self.form) else self.form
-
-
-def sees(form: Any) -> Callable[[Test], Judge]:
-    """Make a judge of a test that can look at answers of this form."""
-    return lambda test: Judge(test, form)
-
-
-def expect_containers(value: Any, right: Any, name: str) -> None:
+def expect_form(
+    value: Any, right: Any, owner: str, place: str = "", *, kinds: bool = False
+) -> None:
     """Raise `Wrong` if `right` has a dict or a list at a place where the value has something else.
 
-    This compares only the kinds of containers. `expect_equal` compares the values in them and their
-    number, because it also recognises known mistakes.
-    """
-    if not isinstance(right, dict | list | tuple) or not right:
-        return
-    if not isinstance(value, dict if isinstance(right, dict) else list | tuple):
-        raise _unlike(value, _form_like(right), name if ": " in name else f"{name}: the answer")
-    if isinstance(right, dict):
-        for key in right.keys() & set(value):
-            below = f"{name} {key}" if ": " in name else f"{name}: {key}"
-            expect_containers(value[key], right[key], below)
-    else:
-        for i, (item, right_item) in enumerate(zip(value, right, strict=False)):
-            expect_containers(item, right_item, numbered(name, i))
-
-
-def _form_like(right: Any) -> Any:
-    if isinstance(right, dict):
-        return {key: _form_like(value) for key, value in right.items()}
-    if isinstance(right, list | tuple):
-        return [_form_like(value) for value in right]
-    if right is None or isinstance(right, Tensor):
-        return right
-    return {bool: TRUTH, int: WHOLE, str: TEXT}.get(type(right), NUMBER)
-
-
-def expect_form(value: Any, form: Any, name: str) -> None:
-    """Raise `Wrong` unless the value has the form.
+    `expect_equal` compares what is in them, and their number, because it also recognises known
+    mistakes. A judge that compares by itself needs `kinds`: then the value has the same keys, and
+    everywhere a tensor of the same dtype and number of dimensions, a number, an integer, a text, or
+    None, as the right value has. Lists may have other lengths, unless the right one is empty.
 
     Args:
         value: what a rank returned; anything.
-        form: the form that the value must have. The message uses the keys of its dict as words;
-            ``{}`` in a key stands for the position in the list, or the key in the dict, that
-            follows.
-        name: whose value it is: ``rank 2``; empty if there is only one rank.
+        right: what the rank should have returned. The message uses the keys of its dicts as words.
+        owner: whose value it is: ``rank 2``; empty if there is only one rank.
+        place: the keys and positions that lead to this value.
+        kinds: whether the keys of dicts and the kinds of values must be the same, too.
 
     """
-    prefix = f"{name}: " if name else ""
-    if not isinstance(form, Mapping):
-        _expect_items(value, form, f"{prefix}the answer")
-        return
-    if not isinstance(value, dict):
-        raise _unlike(value, form, f"{prefix}the answer")
-    for key, below in form.items():
-        if key not in value:
-            raise Wrong(f"{prefix}{key} is missing, expected {form_words(below)}")
-        _expect_items(value[key], below, f"{prefix}{key}")
-    if extra := value.keys() - form.keys():
-        raise Wrong(f"{prefix}{min(extra)} was not asked for")
+    name = f"the answer{place}" if place[:1] in ("", "[") else place.replace(" {}", "")
+    name = f"{owner}: {name}" if owner else name
+    if not _is_like(value, right, kinds):
+        raise Wrong(f"{name} is {describe(value)}, expected {_words(right)}")
+    if isinstance(right, dict):
+        if kinds and value.keys() != right.keys():
+            raise Wrong(f"{name} has the keys {str(list(value))[:60]}, expected {list(right)}")
+        for key in right.keys() & value.keys():
+            below = f"{place} {key}".strip()
+            expect_form(value[key], right[key], owner, below, kinds=kinds)
+    elif isinstance(right, list | tuple):
+        for i, item in enumerate(value if kinds else value[: len(right)]):
+            like = right[min(i, len(right) - 1)]
+            expect_form(item, like, owner, numbered(place, i), kinds=kinds)
 
 
-def _expect_items(value: Any, form: Any, name: str) -> None:
-    """Raise `Wrong` unless the value has the form; its items replace ``{}`` by number or key."""
-    if isinstance(form, Mapping):
-        if not isinstance(value, dict) or value.keys() != form.keys():
-            raise _unlike(value, form, name)
-        for key, below in form.items():
-            place = name.replace("{}", key, 1) if "{}" in name else f"{name}[{key!r}]"
-            _expect_items(value[key], below, place)
-    elif isinstance(form, ListOf):
-        if not isinstance(value, list | tuple):
-            raise _unlike(value, form, name)
-        if len(value) > form.most:
-            raise Wrong(f"{_plain(name)} has {len(value)} items, more than {form.most}")
-        for i, item in enumerate(value):
-            _expect_items(item, form.form, numbered(name, i))
-    elif isinstance(form, list | tuple):
-        if not isinstance(value, list | tuple) or len(value) != len(form):
-            raise _unlike(value, form, name)
-        for i, (item, below) in enumerate(zip(value, form, strict=True)):
-            _expect_items(item, below, numbered(name, i))
-    elif isinstance(form, Tensor):
-        expect_tensor(value, form, name)
-    elif not (value is None if form is None else form.test(value)):
-        raise _unlike(value, form, name)
+def _is_like(value: Any, right: Any, kinds: bool) -> bool:
+    """Return whether a value is a dict or a list like the right one, or with `kinds` like it."""
+    if isinstance(right, dict):
+        return isinstance(value, dict)
+    if isinstance(right, list | tuple):
+        most = _MOST if right else 0
+        return isinstance(value, list | tuple) and (len(value) <= most or not kinds)
+    if not kinds:
+        return True
+    if isinstance(right, Tensor):
+        alike = isinstance(value, Tensor) and value.dtype == right.dtype
+        return alike and value.dim() == right.dim()
+    if isinstance(right, float):
+        return is_number(value)
+    return type(value) is type(right) and (type(right) is not int or is_number(value))
 
 
-def _plain(name: str) -> str:
-    return name.replace(" {}", "")
+def is_number(value: Any) -> bool:
+    """Return whether a judge may calculate with a value, which may be a tensor of one element."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex() and value.dtype != torch.bool
+    return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 
-def _unlike(value: Any, form: Any, name: str) -> Wrong:
-    return Wrong(f"{_plain(name)} is {describe(value)}, expected {form_words(form)}")
-
-
-def form_words(form: Any) -> str:
-    """Return a description of a form, for a message."""
-    match form:
-        case None:
-            return "None"
-        case Kind():
-            return form.words
+def _words(right: Any) -> str:
+    """Return a description of a right value's form, for a message."""
+    match right:
         case Tensor():
-            return f"a tensor of shape {list(form.shape)}"
-        case ListOf():
-            return f"a list of {_many([form.form])}"
-        case Mapping():
-            return f"a dict with {', '.join(map(str, form))}" if form else "an empty dict"
-    return f"a list of {len(form)} {_many(form)}" if form else "an empty list"
-
-
-def _many(forms: Sequence[Any]) -> str:
-    kinds = {
-        "tensors"
-        if isinstance(form, Tensor)
-        else "lists"
-        if isinstance(form, list | tuple | ListOf)
-        else getattr(form, "many", "values")
-        for form in forms
-    }
-    return kinds.pop() if len(kinds) == 1 else "values"
+            return describe(right)
+        case dict():
+            return f"a dict with {', '.join(map(str, right))}" if right else "an empty dict"
+        case list() | tuple():
+            kinds = {_MANY.get(type(item), "values") for item in right}
+            many = kinds.pop() if len(kinds) == 1 else "values"
+            return f"a list of {len(right)} {many}" if right else "an empty list"
+    names = {bool: "True or False", int: "a whole number", str: "text", type(None): "None"}
+    return names.get(type(right), "a number")
 
 
 # Values -----------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -29,6 +28,8 @@ from typing import Any
 import torch
 
 from course_lib import diary
+from course_lib.checking.box import box, mark
+from course_lib.ranks.for_graders import in_notebook
 
 Rule = float | str | Callable[[Any], object]
 """The value that a run shows if an option is right, or a function that tests the run's value."""
@@ -39,23 +40,6 @@ _TO_DO = {
     "line": "Not filled in yet: put your line in place of the dots.",
 }
 _locked: dict[str, Any] = {}
-# The selectors begin with an element. Otherwise JupyterLab's own rules for output would win.
-_STYLE = """<style>
-div.course-guess { border-left: 3px solid var(--jp-brand-color1, #4a90d9); line-height: 1.45;
-  color: var(--jp-content-font-color1, var(--pst-color-text-base, inherit));
-  margin: .3em 0; max-width: 60em; padding: .1em 0 .1em .9em; }
-div.course-guess p { margin: .3em 0; }
-div.course-guess ol { margin: .3em 0; padding-left: 1.8em; }
-div.course-guess li { margin: .25em 0; }
-div.course-guess li.good::marker, div.course-guess span.good {
-  color: var(--jp-success-color1, #388e3c); font-weight: bold; }
-div.course-guess span.bad { color: var(--jp-error-color1, #e04848); font-weight: bold; }
-div.course-guess .mine { border: 1px solid currentColor; border-radius: .6em; font-size: .85em;
-  padding: 0 .5em; white-space: nowrap; }
-div.course-guess .why { display: block; opacity: .85; }
-div.course-guess summary { cursor: pointer; }
-div.course-guess code { background: #8882; padding: .1em .4em; }
-</style>"""
 
 
 class Question:
@@ -173,8 +157,8 @@ class Question:
     def __str__(self) -> str:
         lines = [self.text]
         for i, option in enumerate(self.options, 1):
-            mark = ("✓ " if self._holds[i - 1] else "✗ ") if any(self._holds) else ""
-            lines.append(f"  {mark}{i}. {option}{'  ← your answer' if i == self.answer else ''}")
+            tick = ("✓ " if self._holds[i - 1] else "✗ ") if any(self._holds) else ""
+            lines.append(f"  {tick}{i}. {option}{'  ← your answer' if i == self.answer else ''}")
             lines += [f"       {self._reasons[i - 1]}"] if self._reasons else []
         return "\n".join([*lines, self._verdict])
 
@@ -188,16 +172,13 @@ class Question:
         if self.actual is not None and self.answer is None:
             summary = f"Answered by the run: <em>{escape(self.text)}</em>"
             body = f"<details><summary>{summary}</summary>{body}</details>"
-        # Both classes prevent a dollar sign from being read as the start of a formula.
-        classes = "course-guess tex2jax_ignore mathjax_ignore"
-        return f'{_STYLE}<div class="{classes}">{body}</div>'
+        return box("guess", body)
 
     def _items(self) -> str:
         items = []
         for i, option in enumerate(self.options, 1):
             good = any(self._holds) and self._holds[i - 1]
-            mark = f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"}</span> '
-            text = f"{mark if any(self._holds) else ''}{escape(option)}"
+            text = f"{mark(good)} {escape(option)}" if any(self._holds) else escape(option)
             text += ' <span class="mine">your answer</span>' if i == self.answer else ""
             if self._reasons:
                 text += f'<span class="why">{escape(self._reasons[i - 1])}</span>'
@@ -339,8 +320,7 @@ def _short(value: Any) -> str:
 
 def _show(question: Question) -> None:
     """Show the present state of a question: as HTML in a notebook, as text elsewhere."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if getattr(shell, "kernel", None) is None:
+    if not in_notebook():
         print(question, flush=True)
         return
     from IPython.display import display

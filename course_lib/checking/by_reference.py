@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checking.answers import Judge, expect_containers, expect_equal, expect_form
+from course_lib.checking.answers import expect_equal, expect_form
 from course_lib.checking.cases import NETWORK, AuthorError, Case, Check, Expectation, Form, Wrong
 from course_lib.checking.communication import Allowed, after_the_barrier, expect_as_reference
 from course_lib.checking.draw import Draw, Variety
@@ -55,6 +55,8 @@ have only some of the keys of the right value.
 """
 Explain = Callable[[Sequence[Any], int, Sequence[Any], Any], str]
 DrawNetwork = Callable[[Draw, Sequence[Any]], Network]
+Judge = Callable[[Case, Sequence[Any], Sequence[Any], Sequence[Any]], None]
+"""``judge(case, inputs, expected, values)`` raises `Wrong`; the lists are in rank order."""
 
 
 def by_reference(
@@ -95,8 +97,7 @@ def by_reference(
         explain: ``explain(inputs, me, expected, value)`` returns a hint about the wrong value of
             member `me`, or an empty string, if no mistake explains it.
         judge: decides about the values, if several answers are right; it replaces the comparison
-            with the reference's values: ``judge(case, inputs, expected, values)`` raises `Wrong`.
-            ``@sees(form)`` declares which form it can look at.
+            with the reference's values, and sees only values of their form, see `expect_form`.
         exact: nothing is rounded, so every bit counts.
         same_bits: the members of a group must have the same bits.
         may_change: keys of the input that the function may change or return.
@@ -342,21 +343,18 @@ class _ByReference:
         expected = self.expected(case, inputs).values
         own_inputs = [rank_input["own"] for rank_input in inputs]
 
-        def expect_form_of(rank: int, value: Any, name: str) -> None:
-            if self.custom is not None:
-                expect_form(value, self.custom.form_of(case, own_inputs, rank), name)
-            else:
-                expect_containers(value, expected[rank], name or "the answer")
+        def form(rank: int, value: Any, owner: str) -> None:
+            expect_form(value, expected[rank], owner, kinds=self.custom is not None)
 
         def judge(values: Sequence[Any]) -> None:
             if self.custom is not None:
-                self.custom.test(case, own_inputs, expected, values)
+                self.custom(case, own_inputs, expected, values)
             else:
                 self._expect_equal(case, inputs, expected, values)
             if self.same_bits:
                 expect_same_bits(case, values)
 
-        expect_right(self.program, case, inputs, outputs, expect_form_of, judge)
+        expect_right(self.program, case, inputs, outputs, judge, form)
 
     def _expect_equal(
         self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], values: Sequence[Any]

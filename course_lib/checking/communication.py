@@ -2,9 +2,9 @@
 
 Nothing here knows a task. The limits of a case are read from the trace of the reference's run on
 the same inputs. `Allowed` names what a task permits beyond that, if several algorithms are right.
-What the trace of the reference cannot say is a further demand: `sends_at_most`, `calls_at_most`,
-`computes_between`, or an `Expectation` of the task's own. If nothing was recorded, nothing is
-checked; what is said of time is checked only on a virtual clock.
+What the trace of the reference cannot say is a further demand: `sends_at_most`, `computes_between`,
+or an `Expectation` of the task's own. If nothing was recorded, nothing is checked; what is said of
+time is checked only on a virtual clock.
 
 In a message, the sender sends the tensor and the receiver receives it. In a collective, a rank
 *sends* the data that it hands over and *receives* the data that it has at the end; the algorithm
@@ -216,50 +216,22 @@ def _expect_time(trace: Trace, right: Trace, factor: float, hint: str) -> None:
 
 # Further demands ----------------------------------------------------------------------------------
 
-Limit = int | Callable[[Case, int], int]
-"""A number, or ``limit(case, rank)``, which returns it."""
 
-
-def _limit(limit: Limit, case: Case, rank: int) -> int:
-    return limit if isinstance(limit, int) else limit(case, rank)
-
-
-def sends_at_most(
-    limit: Limit,
-    *,
-    kinds: Collection[str] | None = None,
-    besides: Collection[str] = (),
-    hint: str = "",
-) -> Expectation:
+def sends_at_most(limit: int, *, besides: Collection[str] = (), hint: str = "") -> Expectation:
     """Expect a rank to send at most this many bytes; see above for how they are counted.
 
     Args:
         limit: bytes of one rank in one case.
-        kinds: count only operations of these kinds.
         besides: do not count operations of these kinds.
         hint: the hint if a rank sends more.
 
     """
-    scope = f" by {', '.join(kinds)}" if kinds else ""
-    scope += f" (without {', '.join(sorted(besides))})" if besides else ""
+    scope = f" (without {', '.join(sorted(besides))})" if besides else ""
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
         for rank in range(case.world_size):
-            events = operations(trace, rank, kinds)
-            events = [event for event in events if event.kind not in besides]
-            _expect_bytes(rank, events, _limit(limit, case, rank), hint, scope)
-
-    return Expectation(test)
-
-
-def calls_at_most(**limits: Limit) -> Expectation:
-    """Expect a rank to call each of these operations at most so often: ``all_reduce=1``."""
-
-    def test(case: Case, observed: Observed, trace: Trace) -> None:
-        for rank in range(case.world_size):
-            for kind, limit in limits.items():
-                events = operations(trace, rank)
-                _expect_calls(rank, events, kind, _limit(limit, case, rank), "")
+            events = [event for event in operations(trace, rank) if event.kind not in besides]
+            _expect_bytes(rank, events, limit, hint, scope)
 
     return Expectation(test)
 

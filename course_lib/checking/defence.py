@@ -1,15 +1,14 @@
 """Questions on the lines of a student's own code, which nobody can answer without reading it.
 
 The questions are about the trace of the student's solution in a case that is drawn for this
-student. The grader draws the same case from the student's id, runs the submitted code and computes
-the right answers from what it carried itself. Nothing that the notebook says counts, and nothing
-here knows an answer: `autograder.examination.defence` does, where no student's code is.
+student. The grader draws the same case from the student's id, runs the submitted code and reads
+the right answers from what it carried itself. Nothing that the notebook says counts.
 
 An author writes which task is asked about, and how a case is drawn:
 
     "defend_data_parallel": defence("data_parallel", drawn_chain)
 
-A kind of question is a function of a `Trace`, so a new one takes ten lines, and one for its answer.
+A kind of question is a function of a `Trace`, so a new one takes ten lines.
 """
 
 from __future__ import annotations
@@ -18,47 +17,52 @@ import itertools
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from course_lib.checking.answers import NUMBER, Kind, Test, sees
+from course_lib.checking.answers import describe, is_number
+from course_lib.checking.asking import agrees
 from course_lib.checking.cases import Case, Check, Observed, Wrong, case_generator
 from course_lib.checking.communication import operations
-from course_lib.checking.judges import by_judge
+from course_lib.checking.judges import Test, by_judge
 from course_lib.checking.loading import find_check
 from course_lib.checking.local import LocalRunner
-from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.run_check import Runner
 from course_lib.ranks import Event, Network, Trace
 
 QUESTIONS = 3
 SETS = (1, 2)
 """A student answers the first set, or the second one for half of the points."""
+NEARLY = 0.02
+"""Relative error up to which an answer in microseconds is right."""
 _AT_ONCE = 3
 """For how many calls a question asks: one line alone would be easy to guess or to copy."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question whose answer is a number, or a few of them; what its text says, and no more.
+    """A question whose answer is a number, or a few of them.
 
     Attributes:
         text: the question, with the unit of its answer.
-        asks: what is asked of each of the calls: its ``bytes``, its ``end``, the ``lines`` that
-            make it, or those of the first call ``after`` its end, or of the last one ``before`` a
-            time.
-        rank: whose calls.
-        about: the calls, counted from 0 as in `calls_of`; for ``before``, the times in seconds.
-        functions: the functions whose lines are asked for.
+        right: the numbers of the right answer.
+        calls: the calls that it asks about, all of one rank.
+        near: the relative error up to which an answer is right.
 
     """
 
     text: str
-    asks: Literal["bytes", "end", "lines", "after", "before"]
-    rank: int
-    about: tuple[float, ...]
-    functions: tuple[str, ...] = ()
+    right: tuple[float, ...]
+    calls: tuple[Event, ...]
+    near: float = 1e-9
+
+    def is_right(self, answer: Sequence[float]) -> bool:
+        """Return whether these numbers answer the question."""
+        return len(answer) == len(self.right) and all(
+            agrees(float(number), target, self.near)
+            for number, target in zip(answer, self.right, strict=True)
+        )
 
 
 Asks = Callable[[Trace, torch.Generator], Question]
@@ -118,12 +122,18 @@ def defence(of: str, draw: Callable[[torch.Generator], tuple[Case, Sequence[Any]
 
 
 def answers_to(of: str, judge: Test, cases: Sequence[Case]) -> Check:
-    """Return the check of the answers about `of`; the judge sees them in the form `ANSWERS`."""
+    """Return the check of the answers about `of`; the judge sees only those in the right form."""
+
+    def judged(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        if not _is_answers(values[0]):
+            raise Wrong(f"the answer is {describe(values[0])}, expected {FORM}")
+        judge(case, inputs, values)
+
     return by_judge(
         f"defend_{of}",
         inputs=lambda case, generator: [{}],
-        program=_answer,
-        judge=sees(ANSWERS)(judge),
+        program=lambda answers, inputs, case: answers(),
+        judge=judged,
         cases=cases,
         worth={part: 1.0 for i in range(QUESTIONS) for part in parts_of(i)},
     )
@@ -134,14 +144,10 @@ def parts_of(i: int) -> tuple[str, str]:
     return f"question {i + 1}", f"question {i + 1} in set 1"
 
 
-def _answer(answers: Callable[[], Any], inputs: Any, case: Given) -> Any:
-    return answers()
-
-
 def _is_answers(value: Any) -> bool:
     match value:
         case [int() as number, [*answers]]:
-            written = all(map(NUMBER.test, itertools.chain(*map(numbers_of, answers))))
+            written = all(map(is_number, itertools.chain(*map(numbers_of, answers))))
             return number in SETS and len(answers) == QUESTIONS and written
     return False
 
@@ -156,9 +162,7 @@ def numbers_of(answer: Any) -> list[Any]:
     return [answer]
 
 
-ANSWERS = Kind(
-    "the set, 1 or 2, and a list of three answers: (1, [[4, 4, 9], [7, 3], 12.5])", _is_answers
-)
+FORM = "the set, 1 or 2, and a list of three answers: (1, [[4, 4, 9], [7, 3], 12.5])"
 
 
 def _all_written(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
@@ -197,7 +201,8 @@ def defend(
     print(f"{case.name}\n{WORDS}")
     for i, question in enumerate(questions, 1):
         print(f"{i}. {question.text}")
-    for rank in sorted({question.rank for question in questions}) if student is None else ():
+    ranks = {call.rank for question in questions for call in question.calls}
+    for rank in sorted(ranks) if student is None else ():
         print(f"The answers are in the calls of rank {rank} in this run:")
         for i, call in enumerate(calls_of(trace, rank), 1):
             print(f"   {i}. {named(call)}")
@@ -230,7 +235,7 @@ def lines_of_calls(trace: Trace, generator: torch.Generator) -> Question:
     rank, calls = _drawn(trace, generator)
     functions, chosen = _chosen(calls, generator)
     calls_in_words = f"{_in_words(f'call {i + 1}' for i in chosen)} of rank {rank}"
-    return _on_lines(functions, calls_in_words, "lines", rank, chosen)
+    return _on_lines(functions, calls_in_words, [calls[i] for i in chosen])
 
 
 def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
@@ -247,7 +252,7 @@ def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
     ended = [list(after)[i] for i in chosen]
     ends = _in_words(f"of call {i + 1}" for i in ended)
     calls_in_words = f"the first call that rank {rank} starts after the end {ends}"
-    return _on_lines(functions, calls_in_words, "after", rank, ended)
+    return _on_lines(functions, calls_in_words, [after[i] for i in ended])
 
 
 def lines_before(trace: Trace, generator: torch.Generator) -> Question:
@@ -261,7 +266,7 @@ def lines_before(trace: Trace, generator: torch.Generator) -> Question:
     times = [(calls[last[i]].start + until[last[i]]) / 2 for i in chosen]
     limits = _in_words(f"before {1e6 * time:.4g} µs" for time in times)
     calls_in_words = f"the last call that rank {rank} starts {limits}, from the first start on"
-    return _on_lines(functions, calls_in_words, "before", rank, times)
+    return _on_lines(functions, calls_in_words, [calls[last[i]] for i in chosen])
 
 
 def _alike(calls: Iterable[Event]) -> bool:
@@ -293,16 +298,11 @@ def lines_in(call: Event, functions: Collection[str]) -> list[int]:
     return [line for name, line in call.lines if name in functions]
 
 
-def _on_lines(
-    functions: Sequence[str],
-    calls_in_words: str,
-    asks: Literal["lines", "after", "before"],
-    rank: int,
-    about: Sequence[float],
-) -> Question:
+def _on_lines(functions: Sequence[str], calls_in_words: str, calls: Sequence[Event]) -> Question:
     names = " or ".join(f"`{name}`" for name in functions)
     text = f"Which lines of {names} make {calls_in_words}?"
-    return Question(text, asks, rank, tuple(about), tuple(functions))
+    right = [line for call in calls for line in lines_in(call, functions)]
+    return Question(text, tuple(right), tuple(calls))
 
 
 def _in_words(phrases: Iterable[str]) -> str:
@@ -314,21 +314,16 @@ def bytes_of_call(trace: Trace, generator: torch.Generator) -> Question:
     """Ask how many bytes one of a rank's calls has."""
     rank, calls = _drawn(trace, generator)
     i = _number(len(calls), generator)
-    return Question(
-        f"How many bytes has call {i + 1} of rank {rank}? A recv has those that it receives.",
-        "bytes",
-        rank,
-        (i,),
-    )
+    text = f"How many bytes has call {i + 1} of rank {rank}? A recv has those that it receives."
+    return Question(text, (calls[i].bytes,), (calls[i],))
 
 
 def end_of_call(trace: Trace, generator: torch.Generator) -> Question:
     """Ask when one of a rank's calls ends."""
     rank, calls = _drawn(trace, generator)
     i = _number(len(calls), generator)
-    return Question(
-        f"When does call {i + 1} of rank {rank} end, in µs from the first start?", "end", rank, (i,)
-    )
+    text = f"When does call {i + 1} of rank {rank} end, in µs from the first start?"
+    return Question(text, (1e6 * calls[i].end,), (calls[i],), NEARLY)
 
 
 def _drawn(trace: Trace, generator: torch.Generator) -> tuple[int, list[Event]]:

@@ -14,14 +14,17 @@ The steps of judging are shared with `by_reference`. `equally_likely` judges ran
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from course_lib.checking.answers import Judge, Test, expect_form
 from course_lib.checking.cases import Case, Check, Expectation, Wrong
 from course_lib.checking.on_ranks.effects import LATE, Effect, effects_of
 from course_lib.checking.on_ranks.given import Program, RankProgram, without
+
+Test = Callable[[Case, Sequence[Any], Sequence[Any]], None]
+"""``test(case, inputs, values)`` raises `Wrong`; both lists are in rank order."""
 
 
 def by_judge(
@@ -29,7 +32,7 @@ def by_judge(
     *,
     inputs: Callable[[Case, torch.Generator], Sequence[Any]],
     program: Program,
-    judge: Judge | Test,
+    judge: Test,
     cases: Sequence[Case],
     expects: Sequence[Expectation] = (),
     worth: Mapping[str, float] | None = None,
@@ -44,8 +47,8 @@ def by_judge(
         function: name of the student's function.
         inputs: ``inputs(case, generator)`` draws one plain value per rank, usually a dict.
         program: ``program(function, inputs, case)`` runs on every rank.
-        judge: ``judge(case, inputs, values)`` raises `Wrong`. ``@sees(form)`` declares which form
-            of values it can look at.
+        judge: ``judge(case, inputs, values)`` raises `Wrong`. An odd answer that breaks it is
+            wrong.
         cases: the public cases.
         expects: the demands on the communication.
         worth: part → share of the points; see `Check`.
@@ -56,7 +59,6 @@ def by_judge(
 
     """
     rank_program = RankProgram(program, (), answers, tuple(withheld))
-    tester = judge if isinstance(judge, Judge) else Judge(judge)
 
     def drawn(case: Case, generator: torch.Generator) -> list[Any]:
         every = inputs(case, generator)
@@ -65,13 +67,8 @@ def by_judge(
 
     def judged(case: Case, rank_inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         own_inputs = [rank_input["own"] for rank_input in rank_inputs]
-        expect_right(
-            *(rank_program, case, rank_inputs, outputs),
-            lambda rank, value, name: expect_form(
-                value, tester.form_of(case, own_inputs, rank), name
-            ),
-            lambda values: tester.test(case, own_inputs, values),
-        )
+        test = partial(judge, case, own_inputs)
+        expect_right(rank_program, case, rank_inputs, outputs, test)
 
     return Check(
         function,
@@ -95,8 +92,8 @@ def expect_right(
     case: Case,
     inputs: Sequence[Any],
     outputs: Sequence[Any],
-    expect_form_of: Callable[[int, Any, str], None],
     judge: Callable[[Sequence[Any]], None],
+    form: Callable[[int, Any, str], None] = lambda *_: None,
 ) -> None:
     """Raise `Wrong` for the first finding: a form, an effect, a value, or a late effect.
 
@@ -107,13 +104,13 @@ def expect_right(
         case: the case.
         inputs: what the ranks were given.
         outputs: what the ranks returned.
-        expect_form_of: called with a rank, its value, and the words that name the rank.
         judge: called with the values of all ranks.
+        form: called first with each rank, its value, and the words that name the rank.
 
     """
     answers = [opened(rank, output) for rank, output in enumerate(outputs)]
     for rank, (value, _) in enumerate(answers):
-        expect_form_of(rank, value, f"rank {rank}" if case.world_size > 1 else "")
+        form(rank, value, f"rank {rank}" if case.world_size > 1 else "")
     effects = [
         (rank, effect)
         for rank, (value, report) in enumerate(answers)

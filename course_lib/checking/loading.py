@@ -27,13 +27,16 @@ def find_check(name: str) -> tuple[str, Check]:
 
     """
     assignment_name, slash, short = name.partition("/")
-    assignment = full_name(assignment_name)
-    if not slash and assignment not in _assignments():
+    try:
+        assignment, folder = find_assignment(assignment_name)
+    except LookupError:
+        if slash:
+            raise
         raise LookupError(
             f"there is no check '{name}': write assignment/check, as in 03_collectives/broadcast. "
-            f"Assignments that were found: {', '.join(_assignments()) or 'none'}"
-        )
-    checks = load_checks(find_assignment(assignment) / "checks.py")
+            f"Assignments that were found: {', '.join(_folders()) or 'none'}"
+        ) from None
+    checks = load_checks(folder / "checks.py")
     if short not in checks:
         raise LookupError(
             f"{assignment} has no check '{short}'. Its checks: {', '.join(checks)}. Write for "
@@ -42,51 +45,40 @@ def find_check(name: str) -> tuple[str, Check]:
     return f"{assignment}/{short}", checks[short]
 
 
-def find_assignment(name: str) -> Path:
-    """Return the folder that holds the assignment's ``checks.py``.
+def find_assignment(name: str) -> tuple[str, Path]:
+    """Return an assignment's full name, and the folder that holds its ``checks.py``.
 
-    The search begins in the notebook's folder. It goes on in ``assignments/`` of this folder and of
-    each folder above it, and ends in the installed course.
+    Args:
+        name: its name or its number, as in ``3`` or ``03``.
+
     """
-    working_folder = Path.cwd()
-    candidates = [working_folder, working_folder / name]
-    candidates += [
-        parent / "assignments" / name for parent in (working_folder, *working_folder.parents)
-    ]
-    candidates.append(find_course() / "assignments" / name)
-    for folder in candidates:
-        beside = (
-            folder != working_folder
-            or working_folder.name == name
-            or any(working_folder.glob(f"{name}.ipynb"))
-        )
-        if beside and (folder / "checks.py").is_file():
-            return folder
-    names = ", ".join(_assignments()) or "none"
+    folders = _folders()
+    for full_name, folder in folders.items():
+        number = full_name.partition("_")[0]
+        numbered = name.isdecimal() and number.isdecimal() and int(number) == int(name)
+        if name == full_name or numbered:
+            return full_name, folder
     raise LookupError(
         f"checks.py of '{name}' was not found. Keep it beside the notebook, as it was handed out, "
-        f"and start Jupyter in that folder or above it. Assignments that were found: {names}"
+        "and start Jupyter in that folder or above it. Assignments that were found: "
+        f"{', '.join(folders) or 'none'}"
     )
 
 
-def full_name(name: str) -> str:
-    """Return an assignment's full name, from the name or the number, as in ``3`` or ``03``."""
-    if not name.isdecimal():
-        return name
-    numbered = [folder for folder in _assignments() if folder.partition("_")[0].isdecimal()]
-    same = [folder for folder in numbered if int(folder.partition("_")[0]) == int(name)]
-    return same[0] if same else name
+def _folders() -> dict[str, Path]:
+    """Return the assignments that can be found from here, in order: name → folder.
 
-
-def _assignments() -> list[str]:
-    """Return the names of the assignments that can be found from here, in order."""
-    working_folder = Path.cwd()
-    folders = [parent / "assignments" for parent in (working_folder, *working_folder.parents)]
-    folders.append(find_course() / "assignments")
-    names = {path.parent.name for folder in folders for path in folder.glob("*/checks.py")}
-    if (working_folder / "checks.py").is_file():
-        names |= {working_folder.name, *(path.stem for path in working_folder.glob("*.ipynb"))}
-    return sorted(names)
+    The nearest folder of a name is taken: the notebook's own, one below it, one in ``assignments/``
+    here or above, and at last that of the installed course.
+    """
+    here = Path.cwd()
+    roots = [find_course(), *reversed(here.parents), here]
+    paths = [path for root in roots for path in (root / "assignments").glob("*/checks.py")]
+    folders = {path.parent.name: path.parent for path in (*paths, *here.glob("*/checks.py"))}
+    if (here / "checks.py").is_file():
+        names = (here.name, *(path.stem for path in here.glob("*.ipynb")))
+        folders |= dict.fromkeys(names, here)
+    return dict(sorted(folders.items()))
 
 
 def load_checks(path: Path) -> dict[str, Check]:

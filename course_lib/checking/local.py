@@ -28,7 +28,7 @@ from course_lib.checking.run_check import run_on_each
 from course_lib.ranks import MisuseWarning, Ranks, RanksError, RankState, RankTimeout, per_rank
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.explain.words import counted
-from course_lib.ranks.for_graders import end_soon, preload
+from course_lib.ranks.for_graders import end_soon, in_notebook, preload
 from course_lib.ranks.wire import Plain, decode, encode
 
 Kind = Literal["simulated", "cpu", "gpu"]
@@ -107,10 +107,8 @@ class LocalRunner:
     """Runs cases of one function on ranks of this machine; keeps the ranks between cases.
 
     Args:
-        function: the student's function.
+        function: the student's function; another one may take its place between two cases.
         on: the kind of ranks.
-        ranks: world size → ranks to use; the runner adds the ranks that it starts. The caller must
-            close all of them. Simulated ranks differ from case to case and are not among them.
         say: called with a description of each case before it is run.
         echo: called with the text that the ranks print in a case; ``None`` to drop it.
 
@@ -121,15 +119,13 @@ class LocalRunner:
         function: Callable[..., Any],
         on: Kind = "simulated",
         *,
-        ranks: dict[int, Ranks] | None = None,
         say: Callable[[str], None] = lambda _: None,
         echo: Callable[[str], None] | None = lambda text: print(text, end=""),
     ) -> None:
         self._say, self._echo = say, echo
-        self._function = function
+        self.function = function
         self._on = on
-        self._ranks = {} if ranks is None else ranks
-        self._own = ranks is None
+        self._ranks: dict[int, Ranks] = {}
 
     def __call__(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
         """Run one case and return what was observed.
@@ -146,7 +142,7 @@ class LocalRunner:
         try:
             with redirect_stdout(printed), _told_of_misuse(touched):
                 outputs = ranks.run(
-                    _run_program, check.program, self._function, per_rank(encoded_inputs)
+                    _run_program, check.program, self.function, per_rank(encoded_inputs)
                 )
         except RanksError as error:
             if isinstance(error, RankTimeout):  # its report has the check's time limit
@@ -180,10 +176,9 @@ class LocalRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._own:
-            end_soon(pid for ranks in self._ranks.values() for pid in ranks.processes())
-            for ranks in self._ranks.values():
-                ranks.close()
+        end_soon(pid for ranks in self._ranks.values() for pid in ranks.processes())
+        for ranks in self._ranks.values():
+            ranks.close()
 
 
 def _run_program(
@@ -194,22 +189,15 @@ def _run_program(
 
 @contextmanager
 def _told_of_misuse(touched: list[str]) -> Iterator[None]:
-    """Collect what is said about buffers touched before ``wait()``; show other warnings as usual.
+    """Collect what is said about buffers touched before ``wait()``; no warning is shown.
 
     The events show the handles that nobody waits for, so they are left out here.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", MisuseWarning)
-        show = warnings.showwarning
-
-        def hear(message: Any, category: type[Warning], *place: Any) -> None:
-            if isinstance(message, MisuseWarning):
-                touched.extend(message.touched)
-            else:
-                show(message, category, *place)
-
-        warnings.showwarning = hear  # type: ignore[assignment]
+    with warnings.catch_warnings(record=True, action="always") as caught:
         yield
+    for warning in caught:
+        if isinstance(warning.message, MisuseWarning):
+            touched.extend(warning.message.touched)
 
 
 def _timed_out(check: Check, states: Sequence[RankState]) -> RanksError:
@@ -232,8 +220,7 @@ class _Shown:
     """
 
     def __init__(self) -> None:
-        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-        self._notebook = getattr(shell, "kernel", None) is not None
+        self._notebook = in_notebook()
         self._handle: Any = None
         self._line = False
 

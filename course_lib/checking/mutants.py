@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from course_lib.checking.cases import Check
-from course_lib.checking.loading import find_assignment, full_name, load_checks, load_module
+from course_lib.checking.loading import find_assignment, load_checks, load_module
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.report import CheckReport
 from course_lib.checking.run_check import run_check
@@ -232,8 +232,8 @@ def main() -> int:
     parser.add_argument("--seed", help="try the hidden cases of this secret, too")
     parser.add_argument("--task", help="only the solutions of this task")
     options = parser.parse_args()
-    assignment = full_name(options.assignment)
-    checks = load_checks(find_assignment(assignment) / "checks.py")
+    assignment, folder = find_assignment(options.assignment)
+    checks = load_checks(folder / "checks.py")
     amiss: list[str] = []
     solutions = mutants_of(load_module(options.file))
     if not solutions:

@@ -18,6 +18,7 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
+from course_lib.checking.box import box, mark
 from course_lib.checking.cases import VALUES
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.words import counted
@@ -262,26 +263,6 @@ class CheckFailed(AssertionError):
 
 # As HTML --------------------------------------------------------------------------------------
 
-# The selectors begin with an element. Otherwise JupyterLab's own rules for output would win.
-_STYLE = """<style>
-div.course-report { --line: var(--jp-border-color2, #8886); --box: #8882;
-  line-height: 1.45; overflow-wrap: break-word; }
-div.course-report p { margin: .3em 0; max-width: 70em; }
-div.course-report .good { color: var(--jp-success-color1, #388e3c); font-weight: bold; }
-div.course-report .open { color: var(--jp-info-color1, #1e88d2); font-weight: bold; }
-div.course-report .bad { color: var(--jp-error-color1, #e04848); font-weight: bold; }
-div.course-report summary { cursor: pointer; margin: .3em 0; }
-div.course-report details.case { border-left: 3px solid var(--line); margin: .5em 0;
-  padding: .1em 0 .1em .8em; }
-div.course-report details.first { border-left-color: var(--jp-error-color1, #e04848); }
-div.course-report pre { background: var(--box); margin: .4em 0; max-width: 100%; overflow-x: auto;
-  padding: .5em .8em; white-space: pre; }
-div.course-report code { background: var(--box); overflow-wrap: anywhere; padding: .1em .4em;
-  user-select: all; white-space: normal; }
-div.course-report img { background: white; display: block; height: auto; max-width: 100%; }
-div.course-report ul { margin: .2em 0; padding-left: 1.6em; }
-</style>"""
-
 
 def html_of(report: CheckReport, picture: tuple[bytes, str] | None = None) -> str:
     """Return the report as HTML that runs nothing and fetches nothing.
@@ -293,20 +274,18 @@ def html_of(report: CheckReport, picture: tuple[bytes, str] | None = None) -> st
     """
     good = [result for result in report.results if result.passed and not report.undecided]
     heading = f"<strong>{escape(report.heading)}</strong>"
-    parts = [f"<p>{_mark(report.passed)} {heading}</p>"]
+    parts = [f"<p>{mark(report.passed)} {heading}</p>"]
     if report.undecided:
         parts = [f'<p class="open">○ {heading}</p>']
     if good:
         count = f"{counted(len(good), 'case')} passed"
         names = _list(escape(report.title_of(result)) for result in good)
-        parts.append(f"<details><summary>{_mark(True)} {count}</summary>{names}</details>")
+        parts.append(f"<details><summary>{mark(True)} {count}</summary>{names}</details>")
     for number, results in enumerate(report.causes):
         drawn = picture if any(result.name == report.traced for result in results) else None
         parts.append(_cause(report, results, drawn, first=number == 0))
     parts += [f"<p>{escape(report.points)}</p>"] if report.points else []
-    # Both classes prevent a dollar sign from being read as the start of a formula.
-    classes = "course-report tex2jax_ignore mathjax_ignore"
-    return f'{_STYLE}<div class="{classes}">{"".join(parts)}</div>'
+    return box("report", "".join(parts))
 
 
 def _cause(
@@ -331,7 +310,7 @@ def _cause(
         body.append(f"<details>{summary}{names}</details>")
     return (
         f'<details class="case{" first" if first else ""}"{" open" if first else ""}>'
-        f"<summary>{_mark(False)} <strong>{escape(report.title_of(shown))}</strong></summary>"
+        f"<summary>{mark(False)} <strong>{escape(report.title_of(shown))}</strong></summary>"
         f"{''.join(body)}</details>"
     )
 
@@ -355,7 +334,3 @@ def _picture(case: str, png: bytes, description: str) -> str:
 
 def _list(items: Iterable[str]) -> str:
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
-
-
-def _mark(good: bool) -> str:
-    return f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"}</span>'

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 
@@ -40,6 +40,8 @@ error's `trace` attribute may hold what was recorded until then."""
 
 MAX_REASON = 2000
 """Characters of a reason, which may contain a value that a student's function returned."""
+_NOT_WRITTEN = ("NotImplementedError", "")
+"""Kind and message of the exception that a cell raises as it is handed out."""
 _KEPT = "This call is right alone, but something is kept from the call before."
 _SIMPLER: tuple[tuple[str, Any, str], ...] = (
     (
@@ -247,10 +249,11 @@ def _examine(
     finding, reason, detail, summary = _together(list(dict.fromkeys(findings.values()))), "", "", ""
     if finding is not None:
         reason, detail = _reason_of(finding, finding.otherwise), finding.detail
-    elif error is not None and _not_written(error):
+    elif isinstance(error, RankError) and (error.kind, error.message) == _NOT_WRITTEN:
         reason = f"not written yet: NotImplementedError{f' ({error.where})' if error.where else ''}"
     elif error is not None:
-        reason, detail, summary = _in_one_line(error), _explanation(error), error.summary
+        reason, summary = _in_one_line(error), error.summary
+        detail = "\n\n".join(filter(None, [format_states(error.states), error.detail]))
     result = CaseResult(
         case.name,
         not reason,
@@ -279,15 +282,6 @@ def _cost(trace: Trace) -> dict[str, float]:
     }
 
 
-def _not_written(error: RanksError) -> TypeGuard[RankError]:
-    """Return whether the cell is as handed out: it raises this exception without a message."""
-    return (
-        isinstance(error, RankError)
-        and error.kind == NotImplementedError.__name__
-        and not error.message
-    )
-
-
 def _in_one_line(error: RanksError) -> str:
     """Return the error in one line; if no rank failed, with what the ranks wait for."""
     waiting = [
@@ -296,10 +290,6 @@ def _in_one_line(error: RanksError) -> str:
     if isinstance(error, RankError) or not waiting:
         return error.summary
     return f"{error.summary} {'. '.join(waiting)}."
-
-
-def _explanation(error: RanksError) -> str:
-    return "\n\n".join(part for part in (format_states(error.states), error.detail) if part)
 
 
 # Judging one case -----------------------------------------------------------------------------
@@ -359,11 +349,12 @@ def _judge_values(check: Check, case: Case, observed: Observed) -> None:
 def _judge_communication(check: Check, case: Case, observed: Observed) -> dict[str, Wrong]:
     """Return part of the points → its first finding."""
     trace, findings = observed.trace, dict[str, Wrong]()
-    if trace is not None and check.computes is not None and observed.network:
+    if trace is None:
+        return findings
+    if check.computes is not None and observed.network:
         _expect_computed(check.computes(case, observed.inputs), trace)
-    if trace is not None:
-        _expect_few_empty(trace)
-    if trace is not None and case.after is not None:
+    _expect_few_empty(trace)
+    if case.after is not None:
         trace = after_the_barrier(trace)
         # The ranks leave the barrier one after the other, so a formula does not give the time.
         observed = replace(observed, network=None)

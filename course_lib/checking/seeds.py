@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from course_lib.checking.cases import Case, Check
-from course_lib.checking.loading import find_assignment, full_name, load_checks, load_module
+from course_lib.checking.loading import find_assignment, load_checks, load_module
 from course_lib.checking.mutants import Solution, mutants_of, report_on
 from course_lib.installed import find_course
 
@@ -107,8 +107,8 @@ def main() -> int:
     parser.add_argument("--candidates", type=int, default=CANDIDATES, help="seeds to try")
     parser.add_argument("--dry", action="store_true", help="change no file")
     options = parser.parse_args()
-    assignment = full_name(options.assignment)
-    path = find_assignment(assignment) / "checks.py"
+    assignment, folder = find_assignment(options.assignment)
+    path = folder / "checks.py"
     solutions = mutants_of(load_module(find_course() / "instructor" / assignment / "mutants.py"))
     amiss = 0
     for task, check in load_checks(path).items():

@@ -9,10 +9,8 @@ is remembered from one solution to the next.
 from __future__ import annotations
 
 import inspect
-import random
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.answers import TRUTH, sees
+from course_lib.checking.answers import describe
 from course_lib.checking.cases import Case, Check, Wrong
 from course_lib.checking.judges import by_judge
 from course_lib.checking.mutants import edited
@@ -104,10 +102,13 @@ def testing_task(
     """
 
     def program(is_right: Callable[..., Any], solution: Any, case: Given) -> Any:
-        groups = [case.group_among(_solvers_and_rest(k)) for k in range(1, 1 + MOST)]
+        groups = [  # the first k ranks with the solution, and the rest
+            case.group_among([list(range(1, 1 + k)), [0, *range(1 + k, 1 + MOST)]])
+            for k in range(1, 1 + MOST)
+        ]
         if dist.get_rank() > 0:
-            with _random_numbers_of_its_own():
-                _serve(solution, case, groups, call)
+            _serve(solution, case, groups, call)
+            case.watch.seed_generators()  # a test may draw random numbers, and so may a solution
             return None
 
         def run(inputs: Sequence[Any]) -> list[Any]:
@@ -127,14 +128,14 @@ def testing_task(
                     raise SolutionError(f"the solution raised on rank {rank}: {answer['error']}")
             return [answer["result"] for answer in answers]
 
-        with _random_numbers_of_its_own():
-            try:
-                verdict = is_right(run)
-            except SolutionError:
-                verdict = False
-            finally:
-                for rank in range(1, 1 + MOST):
-                    _send({"ranks": 0, "input": None}, rank, case)
+        try:
+            verdict = is_right(run)
+        except SolutionError:
+            verdict = False
+        finally:
+            for rank in range(1, 1 + MOST):
+                _send({"ranks": 0, "input": None}, rank, case)
+        case.watch.seed_generators()
         return verdict.item() if isinstance(verdict, np.bool_ | torch.Tensor) else verdict
 
     return by_judge(
@@ -155,8 +156,9 @@ def _inputs(case: Case, generator: torch.Generator) -> list[dict[str, str]]:
     return [{}] + [dict(solution) for _ in range(MOST)]
 
 
-@sees(lambda case, inputs, rank: None if rank else TRUTH)
 def _right_verdict(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    if not isinstance(values[0], bool):
+        raise Wrong(f"the answer is {describe(values[0])}, expected True or False")
     if values[0] != case.parameters["right"]:
         raise Wrong(_verdict(case.parameters["right"], case.parameters["kind"]))
 
@@ -168,10 +170,6 @@ def _verdict(right: bool, kind: str) -> str:
 
 
 # On the ranks -----------------------------------------------------------------------------------
-
-
-def _solvers_and_rest(k: int) -> list[list[int]]:
-    return [list(range(1, 1 + k)), [0, *range(1 + k, 1 + MOST)]]
 
 
 def _serve(
@@ -202,15 +200,3 @@ def _receive(rank: int, case: Given) -> Any:
     data = torch.zeros(int(length), dtype=torch.uint8, device=case.device)
     dist.recv(data, rank)
     return decode(data.cpu().numpy().tobytes())
-
-
-@contextmanager
-def _random_numbers_of_its_own() -> Iterator[None]:
-    """Let a test draw random numbers, which other tasks forbid."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])

@@ -5,6 +5,7 @@ modules beside them. The rest may change.
 
 - an examiner's fabric, and the rank at its other end: `Fabric` to `lone_rank`
 - processes: `ForkServer` to `redirect_output`
+- `in_notebook`: whether output goes to a kernel
 """
 
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from course_lib._later import later
 
 if TYPE_CHECKING:
+    from course_lib.ranks.output.printer import in_notebook
     from course_lib.ranks.processes.fork_client import (
         NEEDED,
         ForkServer,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = later(
     __name__,
     {
+        "in_notebook": "output.printer",
         "NEEDED ForkServer ForkServerError end_soon preload": "processes.fork_client",
         "collapse serve": "processes.fork_server",
         "redirect_output": "processes.worker",

@@ -29,7 +29,7 @@ minibatches__sorted_random_numbers_edited = edits_of(
         "keys.argsort()",
         "torch.tensor(list(torch.utils.data.RandomSampler(keys, generator=generator)))",
     ),
-    Mutant("lists", "vector of whole numbers (int64)", ".sort().values", ".tolist()"),
+    Mutant("lists", "expected a tensor of shape", ".sort().values", ".tolist()"),
 )
 
 

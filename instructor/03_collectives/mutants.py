@@ -259,7 +259,7 @@ sum_in_one_order__in_a_loop_edited = edits_of(
         "sums = [part.double().contiguous().clone()",
         also=(("return total", "return total.to(parts.dtype)"),),
     ),
-    Mutant("returns_float32", "has dtype", "return total", "return total.float()"),
+    Mutant("returns_float32", "float32, expected a tensor", "return total", "return total.float()"),
     Mutant("alone", "not even up to rounding", "while distance < k", "while False"),
     Mutant("returns_its_part", "shares memory", ".contiguous().clone()", ".contiguous()"),
     Mutant("whole_world", "in two groups", "(group)", "()", also=(("=group", "=None"),)),

@@ -110,10 +110,15 @@ class Watch:
         self._own = list(tensors_in(inputs))
         self._fixed = _fixed(inputs, may_change)
         self._objects: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {}
-        if seed is not None:
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)
+        self._seed = seed
+        self.seed_generators()
+
+    def seed_generators(self) -> None:
+        """Seed the generators; a program whose function may draw numbers calls this at its end."""
+        if self._seed is not None:
+            torch.manual_seed(self._seed)
+            random.seed(self._seed)
+            np.random.seed(self._seed)
 
     def add_module(self, name: str, module: nn.Module) -> None:
         """Watch what a training step must not change: mode, structure, hooks."""

@@ -22,7 +22,6 @@ from autograder.passes.examine import masked_from
 from autograder.sandbox.memory import descendants
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, Check, CheckReport, by_judge, expect_equal, sends_at_most
-from course_lib.checking.answers import ANYTHING, Judge, sees
 from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 from tests.helpers.course_folders import SOURCES, needs_sources
@@ -43,36 +42,31 @@ def examined(place: Sandbox, check: Check, *cells: str) -> CheckReport:
     return report
 
 
-def gives(right: Callable[[Sequence[Any], int], Any]) -> Judge:
-    """Return a judge that compares each rank's value with ``right(inputs, rank)``."""
+def check_of(k: int, program: Any, right: Callable[[Sequence[Any], int], Any], **options: Any):
+    """Return a check with one case, in which each of k ranks must give ``right(inputs, rank)``."""
 
-    @sees(ANYTHING)
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         for rank, value in enumerate(values):
             expect_equal(value, right(inputs, rank), f"rank {rank}")
 
-    return judge
+    cases = [Case(f"{k} ranks", k, {"below": 5000})]
+    return by_judge("f", inputs=drawn, judge=judge, program=program, cases=cases, **options)
+
+
+def drawn(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    below, k = case.parameters["below"], case.world_size
+    numbers = torch.randint(1, below, (k,), generator=generator).tolist()
+    return [{"number": n, "x": torch.randn(5, generator=generator)} for n in numbers]
 
 
 # The clock ------------------------------------------------------------------------------------
 
 
-def numbers(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    drawn = torch.randint(1, case.parameters["below"], (case.world_size,), generator=generator)
-    return [{"number": number} for number in drawn.tolist()]
-
-
-def told_program(f: Any, rank_input: Any, case_inputs: Given) -> Any:
-    return {"rank 0's number": f(rank_input["number"])}
-
-
-TOLD = by_judge(
-    "f",
-    inputs=numbers,
-    program=told_program,
-    judge=gives(lambda inputs, me: {"rank 0's number": inputs[0]["number"]}),
+TOLD = check_of(
+    2,
+    lambda f, rank_input, case_inputs: {"rank 0's number": f(rank_input["number"])},
+    lambda inputs, me: {"rank 0's number": inputs[0]["number"]},
     expects=[sends_at_most(0)],
-    cases=[Case("2 ranks", 2, {"below": 5000})],
 )
 """Rank 1 must learn a value of rank 0, and nobody may send a byte."""
 
@@ -164,12 +158,10 @@ def still():
     after = [open(f"/proc/{name}").read() for name in names if os.path.isfile(f"/proc/{name}")]
     return before == after and not os.listdir("/proc/sys") and os.cpu_count() > 0
 """
-SHARED = by_judge(
-    "f",
-    inputs=numbers,
-    program=lambda f, rank_input, case_inputs: f(rank_input["number"]),
-    judge=gives(lambda inputs, me: {"refused": [True] * 30, "still": True}),
-    cases=[Case("1 rank", 1, {"below": 9})],
+SHARED = check_of(
+    1,
+    lambda f, rank_input, case_inputs: f(rank_input["number"]),
+    lambda inputs, me: {"refused": [True] * 30, "still": True},
 )
 
 
@@ -210,12 +202,10 @@ def test_what_a_rank_leaves_ends_before_the_case(place, monkeypatch):
     assert "Resource temporarily unavailable" in crowded.reason
 
 
-EXCHANGED = by_judge(
-    "f",
-    inputs=lambda case, generator: [{"x": torch.ones(3)}] * case.world_size,
-    program=lambda f, rank_input, case_inputs: {"x": f(rank_input["x"])},
-    judge=gives(lambda inputs, me: {"x": torch.ones(3)}),
-    cases=[Case("2 ranks", 2)],
+EFFECTS = check_of(
+    2,
+    lambda f, rank_input, case_inputs: {"twice": f(rank_input["x"])},
+    lambda inputs, me: {"twice": 2 * inputs[me]["x"]},
 )
 
 
@@ -224,7 +214,7 @@ def f(x):
     me, big = dist.get_rank(), torch.zeros(10**6)
     empty = torch.empty(10**6, device='meta')
     {}
-    return x.clone()
+    return 2 * x
 """
 """Would bring memory of the examiner, which receives for the others."""
 NOISY = """
@@ -248,13 +238,7 @@ def timed_program(f: Any, rank_input: Any, case_inputs: Given) -> Any:
 
 
 TIMED = replace(
-    by_judge(
-        "f",
-        inputs=lambda case, generator: [{"x": 1}] * case.world_size,
-        program=timed_program,
-        judge=gives(lambda inputs, me: {"done": True}),
-        cases=[Case("2 ranks", 2)],
-    ),
+    check_of(2, timed_program, lambda inputs, me: {"done": True}),
     computes=lambda case, inputs: [{1e-3: 1, 2e-3: 1} for _ in inputs],
 )
 LAZY = """
@@ -315,16 +299,6 @@ def test_computation_is_judged_in_the_order_of_the_program() -> None:
 
 # Effects --------------------------------------------------------------------------------------
 
-EFFECTS = by_judge(
-    "f",
-    inputs=lambda case, generator: [
-        {"x": torch.randn(5, generator=generator)} for _ in range(case.world_size)
-    ],
-    program=lambda f, rank_input, case_inputs: {"twice": f(rank_input["x"])},
-    judge=gives(lambda inputs, me: {"twice": 2 * inputs[me]["x"]}),
-    cases=[Case("1 rank", 1)],
-)
-
 
 def with_parameter(f: Any, rank_input: Any, case_inputs: Given) -> Any:
     parameter = torch.nn.Parameter(rank_input["x"])
@@ -332,10 +306,7 @@ def with_parameter(f: Any, rank_input: Any, case_inputs: Given) -> Any:
     return {"twice": f(parameter)}
 
 
-WITH_PARAMETER = replace(
-    EFFECTS,
-    program=replace(EFFECTS.program, program=with_parameter),
-)
+WITH_PARAMETER = replace(EFFECTS, program=replace(EFFECTS.program, program=with_parameter))
 SILENT = """
 def silence():
     effects = sys.modules["course_lib.checking.on_ranks.effects"]
@@ -382,13 +353,13 @@ LIES: dict[str, tuple[Check, str, str]] = {
     ),
     "computation left out": (TIMED, FIND + LAZY, "^rank 0 computes for only 1 of the 3 ms"),
     **{
-        f"no values: {call.partition('(')[0]}": (EXCHANGED, WITHOUT_VALUES.format(call), NO_VALUES)
+        f"no values: {call.partition('(')[0]}": (EFFECTS, WITHOUT_VALUES.format(call), NO_VALUES)
         for call in (
             "dist.send(empty, 1) if me == 0 else dist.recv(big, 0)",
             "dist.all_reduce(empty if me == 0 else big)",
         )
     },
-    "noise at the start": (EXCHANGED, NOISY.format("b'garbage of many bytes'"), NOT_READ),
+    "noise at the start": (EFFECTS, NOISY.format("b'garbage of many bytes'"), NOT_READ),
     **{
         f"a silent watch: {answer}": (EFFECTS, SILENT.replace("{}", answer), "")
         for answer in ("[]", "{}")

@@ -186,7 +186,6 @@ ENDS = {
         "dist.recv(x, src=1 - dist.get_rank())", r"Rank 0 waits in recv from rank 1 \(12 B\)"
     ),
     "an endless loop": loses("while True: pass", STUCK),
-    "no group is left": loses("right(x); dist.destroy_process_group(); return x", "was destroyed"),
     "no wait": loses("dist.all_reduce(x, async_op=True); return x", "never waits for the handle"),
 }
 

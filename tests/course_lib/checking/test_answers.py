@@ -6,58 +6,59 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.checking import Wrong, expect_equal
-from course_lib.checking.answers import NUMBER, WHOLE, Kind, ListOf, expect_containers, expect_form
+from course_lib.checking.answers import expect_form
 
 pytestmark = pytest.mark.every_case
 THREE = [torch.zeros(2), torch.zeros(3), torch.zeros(())]
+RIGHT = {"g of {}": THREE, "n": 1, "loss": 0.5, "steps": [["F", 0]], "none": []}
+
+
+def changed(**values):
+    return RIGHT | {key.replace("_", " of {}"): value for key, value in values.items()}
 
 
 @pytest.mark.parametrize(
-    ("value", "form", "message"),
+    ("value", "message"),
     [
-        (None, THREE, "rank 1: the answer is None (is a return missing, or was it never set?), "
-                      "expected a list of 3 tensors"),
-        ({"loss": 1}, {"loss": THREE}, "loss is int '1', expected a list of 3 tensors"),
-        ({"g {}": THREE[:2]}, {"g {}": THREE}, "is a list of 2: [tensor"),
-        ({"g {}": [*THREE[:2], torch.ones(1)]}, {"g {}": THREE}, "g 2 has shape [1], expected []"),
-        ({"x": THREE[0].double()}, {"x": THREE[0]}, "dtype torch.float64, expected torch.float32"),
-        ({"x": 3.0}, {"x": THREE[0]}, "x is float '3.0', expected a tensor of shape [2]"),
-        ({}, {"loss": NUMBER}, "rank 1: loss is missing, expected a number"),
-        ({"loss": 1, "b": 2}, {"loss": NUMBER}, "rank 1: b was not asked for"),
-        ({"n": 2**63}, {"n": WHOLE}, "n is int '9223372036854775808', expected a whole number"),
-        ({"n": True}, {"n": WHOLE}, "n is bool 'True', expected a whole number"),
-        ({"n": 2**1024 - 1}, {"n": NUMBER}, "expected a number"),
-        ({"n": torch.zeros(2)}, {"n": NUMBER}, "a tensor of shape [2], float32, expected a number"),
-        ([[1], 2], ListOf(ListOf(WHOLE)), "the answer[1] is int '2', expected a list of whole"),
-        ([1] * 1001, ListOf(WHOLE), "the answer has 1001 items, more than 1000"),
-        ({"e {}": {"3": [1], "4": []}}, {"e {}": {"3": ListOf(WHOLE)}}, "expected a dict with 3"),
-        ({"x": torch.zeros(2)}, {"x": None}, "x is a tensor of shape [2], float32, expected None"),
-        (3, Kind("an even thing", lambda v: False), "expected an even thing"),
+        (None, "rank 1: the answer is None (is a return missing, or was it never set?), expected a "
+               "dict with g of {}, n, loss, steps, none"),
+        (changed(g_=1), "rank 1: g of is int '1', expected a list of 3 tensors"),
+        (changed(g_=THREE[:2]), "rank 1: g of 2 is missing"),
+        (changed(g_=[*THREE, 1]), "rank 1: g of 3 was not asked for"),
+        ({"g of {}": THREE}, "rank 1: n is missing"),
+        (changed(n=2**1024), "rank 1: n: expected 1, got 1797"),
     ],
 )  # fmt: skip
-def test_what_has_not_is_described(value, form, message: str) -> None:
+def test_a_comparison_says_where_an_answer_has_another_form(value, message: str) -> None:
     with pytest.raises(Wrong) as caught:
-        expect_form(value, form, "rank 1")
+        expect_form(value, RIGHT, "rank 1")
+        expect_equal(value, RIGHT, "rank 1")
     assert message in caught.value.message
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, "rank 0: the answer is None (is a return missing, or was it never set?), expected a "
-               "dict with g of {}, n"),
-        ({"g of {}": THREE[:2], "n": 1}, "rank 0: g of 2 is missing"),
-        ({"g of {}": [*THREE, 1], "n": 1}, "rank 0: g of 3 was not asked for"),
-        ({"g of {}": THREE}, "rank 0: n is missing"),
-        ({"g of {}": THREE, "n": 2**1024}, "rank 0: n: expected 1, got 1797"),
+        ({}, "rank 1: the answer has the keys [], expected ['g of {}', 'n', 'loss'"),
+        (changed(b=2), "'b'], expected"),
+        (changed(g_=[torch.zeros(1, 1)]), "g of 0 is a tensor of shape [1, 1], float32, expected"),
+        (changed(g_=[THREE[0].double()]), "float64, expected a tensor of shape [2], float32"),
+        (changed(g_=[3.0]), "g of 0 is float '3.0', expected a tensor of shape [2]"),
+        (changed(n=2**63), "n is int '9223372036854775808', expected a whole number"),
+        (changed(n=True), "n is bool 'True', expected a whole number"),
+        (changed(loss=2**1024 - 1), "expected a number"),
+        (changed(loss=torch.zeros(2)), "a tensor of shape [2], float32, expected a number"),
+        (changed(steps=[["F", 0], ["B", "0"]]), "steps[1][1] is str '0', expected a whole number"),
+        (changed(steps=[["F", 0]] * 10_001), "steps is a list of 10001"),
+        (changed(none=[1]), "none is a list of 1: [1], expected an empty list"),
     ],
-)  # fmt: skip
-def test_a_comparison_says_where_an_answer_has_another_form(value, message: str) -> None:
-    right = {"g of {}": THREE, "n": 1}
+)
+def test_a_judge_sees_only_the_kinds_of_the_right_value(value, message: str) -> None:
     with pytest.raises(Wrong) as caught:
-        expect_containers(value, right, "rank 0")
-        expect_equal(value, right, "rank 0")
+        expect_form(value, RIGHT, "rank 1", kinds=True)
     assert message in caught.value.message
+    fewer_and_more = changed(g_=[torch.ones(7)], loss=2, steps=(["F", 0], ["B", 5], ("B", 6)))
+    expect_form(fewer_and_more, RIGHT, "rank 1", kinds=True)
 
 
 @given(st.integers(0, 5), st.floats(-100, 100).filter(lambda d: abs(d) > 1e-2))

@@ -20,7 +20,6 @@ from course_lib.checking import (
     by_reference,
     run_check,
 )
-from course_lib.checking.answers import Judge
 from course_lib.checking.by_reference import expect_same_bits
 from course_lib.checking.cases import AuthorError, case_generator
 from course_lib.checking.local import LocalRunner
@@ -212,7 +211,7 @@ def test_what_escapes_a_judge_is_kept_for_the_author() -> None:
     def careless(case: Case, inputs, expected, values) -> None:
         raise KeyError(values[0]["no such key"])
 
-    result = run(total, sum_task(judge=Judge(careless))).results[0]
+    result = run(total, sum_task(judge=careless)).results[0]
     assert result.reason.startswith("the answer has a form that this check does not expect")
     assert "no such key" in result.trouble
 

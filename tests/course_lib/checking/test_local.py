@@ -51,7 +51,7 @@ def test_a_notebook_alone_finds_the_assignments_of_the_installed_course(tmp_path
     with pytest.raises(LookupError, match="'55_installed' was not found"):
         find_assignment("55_installed")
     monkeypatch.setattr(loading, "find_course", lambda: tmp_path / "share")
-    assert find_assignment("55_installed") == folder
+    assert find_assignment("55_installed") == ("55_installed", folder)
 
 
 def test_an_assignment_goes_by_its_number_and_a_name_without_one_is_explained() -> None:
@@ -142,9 +142,9 @@ def test_a_handed_out_folder_is_found_from_within(tmp_path, monkeypatch) -> None
     name = "02_data_parallel_sgd"
     shutil.copytree(ROOT / "assignments" / name, tmp_path / name)
     monkeypatch.chdir(tmp_path / name)
-    assert find_assignment(name) == tmp_path / name
+    assert find_assignment(name) == (name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    assert find_assignment(name) == tmp_path / name
+    assert find_assignment(name) == (name, tmp_path / name)
 
 
 def test_folders_of_one_name_have_judges_of_their_own(tmp_path) -> None:
