@@ -92,22 +92,26 @@ class MemoryOverTime(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         read = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-        trained = {t for t in read if t.is_leaf and t.requires_grad} - self._trained
+        # A forward that runs again begins at leaves too: at activations.
+        leaves = {t for t in read if t.is_leaf and t.requires_grad}
+        trained = {t for t in leaves - self._trained if self._kind_of(t) != "activations"}
         self._follow(list(trained), "gathered weights")
         self._trained |= trained
         written = () if func.is_view else out
-        kinds = {self._kind.get(self._number.get(_memory_of(t), -1)) for t in read}
+        kinds = {self._kind_of(t) for t in read}
         self._follow(written, "gradients" if kinds == {"gradients"} else "other")
         for tensor in tree_leaves(written):
-            piece = self._number.get(_memory_of(tensor)) if isinstance(tensor, Tensor) else None
-            if piece is not None and self._kind[piece] == _UNTOUCHED:
-                self._kind[piece] = "gradients"
+            if isinstance(tensor, Tensor) and self._kind_of(tensor) == _UNTOUCHED:
+                self._kind[self._number[_memory_of(tensor)]] = "gradients"
         self._look()
         return out
 
     def _on_save(self, tensor: Tensor) -> Tensor:
         self._follow(tensor, "activations")
         return tensor
+
+    def _kind_of(self, tensor: Tensor) -> str | None:
+        return self._kind.get(self._number.get(_memory_of(tensor), -1))
 
     def _follow(self, tensors: Any, kind: str) -> None:
         """Follow the memory of tensors; what was "other" until now has another kind from now on."""
@@ -165,7 +169,7 @@ def memory_over_time(panels: Mapping[str, Sequence[Moment]]) -> Figure:
             below = above
         ax.set_title(title, loc="left", fontsize=11)
         ax.set(ylabel="kB")
-        ax.margins(0)
+        ax.margins(x=0)
     axes[0, 0].set_ylim(0, None)
     axes[-1, 0].set_xlabel("time (ms)")
     handles, labels = axes[0, 0].get_legend_handles_labels()

@@ -189,9 +189,8 @@ class FullyShardedDataParallel(nn.Module):
     @_disable_dynamo
     def _after(self, unit: Unit, _: nn.Module, __: Any, outputs: Any) -> None:
         """Free `unit` after its forward, and register a hook for its backward."""
-        if self._end.requested:
-            return  # forward runs again to recompute activations: its backward comes next
-        unit.free()
+        if not self._end.requested:  # else activations are computed again: backward comes next
+            unit.free()
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.grad_fn is not None:
                 output.register_hook(lambda _: self._before_backward(unit))  # type: ignore[no-untyped-call]

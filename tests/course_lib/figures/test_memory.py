@@ -9,6 +9,7 @@ from torch import nn
 from course_lib.figures import MemoryOverTime, memory_over_time
 from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.ranks import Device, Network, Ranks, clock
+from course_lib.rematerialize import rematerialize
 
 ROWS, WIDTH, LAYERS = 8, 16, 8
 WEIGHT, ACTIVATION = 4 * WIDTH**2, 4 * ROWS * WIDTH
@@ -17,6 +18,20 @@ WEIGHT, ACTIVATION = 4 * WIDTH**2, 4 * ROWS * WIDTH
 def layers() -> nn.Sequential:
     pairs = [(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()) for _ in range(LAYERS)]
     return nn.Sequential(*(module for pair in pairs for module in pair))
+
+
+class Forgetful(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return rematerialize(self.layer, x)
+
+
+def forgetful_layers() -> nn.Sequential:
+    *layers_again, last, tanh = layers()
+    return nn.Sequential(*map(Forgetful, layers_again), last, tanh)
 
 
 def moments_of(model, now):
@@ -45,10 +60,11 @@ def test_each_kind_has_the_bytes_that_can_be_counted():
     assert max(moment.held["activations"] for moment in moments) == (LAYERS + 1) * ACTIVATION
 
 
-def test_zero_3_gathers_two_layers_and_frees_gradients_that_were_sent():
+@pytest.mark.parametrize("make", [layers, forgetful_layers])
+def test_zero_3_gathers_two_layers_and_frees_gradients_that_were_sent(make):
     device, network = Device(flops=1e6), Network(latency=0.0, bandwidth=1e9)  # messages are fast
     with Ranks(2, on="simulated", device=device, network=network) as ranks:
-        moments = ranks.run(lambda: moments_of(FullyShardedDataParallel(layers()), clock))[0]
+        moments = ranks.run(lambda: moments_of(FullyShardedDataParallel(make()), clock))[0]
     assert max(moment.held["gathered weights"] for moment in moments) == 2 * WEIGHT
     pieces = LAYERS * WEIGHT // 2
     assert pieces < max(moment.held["gradients"] for moment in moments) <= pieces + 3 * WEIGHT
