@@ -35,10 +35,10 @@ def run_bounds(shard_bounds: Callable[..., Any], inputs: Any, case: Given) -> An
         answer = shard_bounds(length, k, rank)
         answer = answer.tolist() if isinstance(answer, np.ndarray) else answer
         pair = isinstance(answer, tuple | list) and len(answer) == 2
-        if not pair or any(type(bound) is not int for bound in answer):
+        if not pair or any(not isinstance(bound, int | np.integer) for bound in answer):
             call = bounds_of(length, k).format(rank)
             raise TypeError(f"{call} is {answer!r:.60}, expected two ints (start, stop)")
-        return without_place(*answer)
+        return without_place(*map(int, answer))
 
     return {
         bounds_of(length, k): [bounds(length, k, rank) for rank in reversed(range(k))][::-1]

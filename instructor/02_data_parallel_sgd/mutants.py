@@ -21,6 +21,7 @@ def shard_bounds__empty_ones_at_0(length, world_size, rank):
 
 shard_bounds__empty_ones_at_0_edited = edits_of(
     shard_bounds__empty_ones_at_0,
+    Mutant("numbers_of_numpy", None, "return start,", "return __import__('numpy').int64(start),"),
     Mutant("inclusive_stop", "A stop is not part of its shard", "< leftover)", "< leftover) - 1"),
     Mutant("drops_rest", "to nobody", "divmod(length, world_size)", "length // world_size, 0"),
     Mutant(
