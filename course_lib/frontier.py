@@ -23,14 +23,14 @@ from torch import Tensor
 
 
 def frontier(durations: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the increment of the frontier in each stage, and its leader: both of shape (S,).
+    """Return the increment of the frontier in each stage, and its leader: both of shape (…, S).
 
-    `durations[r, s]` are the seconds of rank r in stage s, in order. Of several leaders it is the
-    lowest rank.
+    `durations[…, r, s]` are the seconds of rank r in stage s, in order. Of several leaders it is
+    the lowest rank.
     """
-    ends = durations.cumsum(1)
-    latest = ends.amax(0)
-    return latest.diff(prepend=latest.new_zeros(1)), ends.argmax(0)
+    ends = durations.cumsum(-1)
+    latest = ends.amax(-2)
+    return latest.diff(prepend=torch.zeros_like(latest[..., :1])), ends.argmax(-2)
 
 
 def late_rank(durations: Tensor) -> tuple[int, int, float]:
@@ -39,9 +39,8 @@ def late_rank(durations: Tensor) -> tuple[int, int, float]:
     `durations[i, r, s]` are the seconds of rank r in stage s of step i. The delay of a stage is its
     increment less what the median rank needed for it, and its leader answers for it.
     """
+    increments, leaders = frontier(durations)
     delays = torch.zeros_like(durations[0])  # of each rank, by stage
-    for step in durations:
-        increments, leaders = frontier(step)
-        delays[leaders, torch.arange(len(leaders))] += increments - step.median(0).values
+    delays.scatter_add_(0, leaders, increments - durations.median(1).values)
     rank, stage = divmod(int(delays.argmax()), delays.shape[1])
     return rank, stage, delays[rank, stage].item() / len(durations)

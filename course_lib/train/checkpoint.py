@@ -7,8 +7,8 @@ two are kept, in case a disk damages one.
 Rank 0 also reads the file and sends the bytes to the others. So all ranks continue from the same
 step, even if several machines do not see the same files, or do not see them yet.
 
-The random numbers of a step follow from seed, step and rank. Epoch and position in the epoch follow
-from the step. None of these is stored.
+Epoch and position in the epoch follow from the step, and the order of an epoch from the seed. None
+of these is stored.
 """
 
 import io

@@ -8,7 +8,7 @@ PrecisionName = Literal["fp32", "bf16", "fp16"]
 DDPName = Literal["ours", "torch"]
 
 RESULT = (
-    *("model", "width", "layers", "heads", "context", "dropout"),
+    *("model", "width", "layers", "heads", "context"),
     *("batch_size", "lr", "weight_decay", "clip_norm", "precision", "seed"),
 )
 """The options that decide the resulting numbers. The others may change from run to run: the number
@@ -32,7 +32,6 @@ class TrainConfig:
         layers: hidden layers, convolutions, or transformer blocks.
         heads: attention heads; they divide `width`.
         context: bytes of text that the transformer sees at once.
-        dropout: probability with which an activation is dropped in training, 0 to below 1.
         batch_size: examples per step over *all ranks together*. Each of K ranks takes batch_size /
             K of them, so that the result does not depend on K.
         accumulate: micro-batches into which a rank cuts its share. It computes them one after the
@@ -45,8 +44,8 @@ class TrainConfig:
         clip_norm: largest Euclidean norm of a step's gradient; None leaves it as it is.
         precision: `fp32`, or the format in which matrix products are computed.
         ddp: which DistributedDataParallel to use: `ours` or `torch`.
-        seed: seed of the initial weights, the order of the examples and dropout, at least 0. The
-            order of an epoch is drawn from seed + epoch, which must stay below 2**63.
+        seed: seed of the initial weights and the order of the examples, at least 0. The order of
+            an epoch is drawn from seed + epoch, which must stay below 2**63.
         checkpoint: a folder. Rank 0 writes the state there, and all ranks continue from the newest
             checkpoint in it. None: write no checkpoints.
         checkpoint_every: steps between two checkpoints. One is always written at the end.
@@ -62,7 +61,6 @@ class TrainConfig:
     layers: int = 2
     heads: int = 4
     context: int = 128
-    dropout: float = 0.0
     batch_size: int = 48
     accumulate: int = 1
     epochs: int = 5
@@ -90,7 +88,6 @@ class TrainConfig:
         _require(self, "steps", self.steps is None or self.steps >= 1, "1 or more")
         _require(self, "lr", self.lr > 0, "above 0")
         _require(self, "clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0")
-        _require(self, "dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
         _require(self, "checkpoint", self.checkpoint != "", "the name of a folder")
         # PyTorch's generators take 64 bits. An epoch has at least one step.
         epochs = self.epochs if self.steps is None else self.steps

@@ -25,7 +25,7 @@ class Dataset:
     """Examples for training and for testing, and the unit in which they are counted.
 
     Attributes:
-        train: float images of shape (N, 64) and int64 labels (N,); or bytes (uint8) of shape
+        train: float images of shape (N, 64) and int64 labels (N,); or bytes (int32) of shape
             (N, context) and the bytes after each of them, of the same shape.
         test: the same kind of data, never used for training.
         unit: `samples` or `tokens`, the unit of speed.
@@ -57,7 +57,7 @@ def load_dataset(config: TrainConfig, device: torch.device) -> Dataset:
     if config.model == "transformer":
         text = documentation_text()
         cut = len(text) - round(_TEST_FRACTION * len(text))
-        train, test = (pieces(part, config.context) for part in (text[:cut], text[cut:]))
+        train, test = (pieces(part.int(), config.context) for part in (text[:cut], text[cut:]))
         unit, units = "tokens", config.context
     else:
         # Use the dtype of the parameters, so that `set_default_dtype` sets both.

@@ -55,8 +55,7 @@ def train(config: TrainConfig) -> TrainResult:
 
     All ranks must call, as in `Ranks(4).run(train, config)` and `python -m course_lib.train`. On
     CPU ranks the same K gives the same bits, even across restarts. With a different K, the result
-    differs by rounding, and with dropout also by the dropped activations. The state of PyTorch's
-    random numbers is restored.
+    differs by rounding. The state of PyTorch's random numbers is restored.
 
     Raises:
         ConfigError: the options are invalid, or do not match the checkpoint.

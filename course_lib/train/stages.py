@@ -66,7 +66,7 @@ class StageClock:
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, own)
         durations = torch.stack(gathered, 1).cpu()
-        total = torch.stack([frontier(step)[0] for step in durations]).sum(0)
+        total = frontier(durations)[0].sum(0)
         data, waiting = (total[STAGES.index(stage)] / total.sum() for stage in ("data", "waiting"))
         text = f" · data {data:.0%}, exposed communication {waiting:.0%}"
         if len(gathered) > 1:

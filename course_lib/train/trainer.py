@@ -1,6 +1,5 @@
 """One rank's part of a run: its replica, its optimizer, its progress, and one step."""
 
-import hashlib
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -80,8 +79,6 @@ class Trainer:
 
     def take_step(self, micro_batches: Tensor) -> None:
         """Take one step with this rank's examples: indices, int64 of shape (accumulate, size)."""
-        # Dropout in a step depends only on this seed, so a checkpoint need not hold it.
-        torch.manual_seed(_seed_of(self._config.seed, self.step, self._rank))
         self._optimizer.zero_grad()
         scaler = self.precision.scaler
         losses = []
@@ -181,9 +178,3 @@ def _wrapped(
         return DistributedDataParallel(model)
     devices = [device] if device.type == "cuda" else None
     return TorchDDP(model, device_ids=devices, gradient_as_bucket_view=True)
-
-
-def _seed_of(seed: int, step: int, rank: int) -> int:
-    """Return a seed of 64 bits; seeds of neighbouring steps and ranks are unrelated."""
-    digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
-    return int.from_bytes(digest[:8], "big")

@@ -13,7 +13,7 @@ from tests.helpers.train_runs import DIGITS, refusal
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        *(("model", "rnn"), ("lr", float("nan")), ("dropout", 1.0), ("batch_size", 0)),
+        *(("model", "rnn"), ("lr", float("nan")), ("batch_size", 0)),
         *(("log_every", -1), ("seed", 2**63), ("checkpoint", "")),
     ],
 )
