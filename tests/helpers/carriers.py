@@ -16,11 +16,11 @@ def _started(carrier: str, k: int, timeout: float) -> Ranks:
     return Ranks(k, on=on, timeout=timeout, metered=carrier != "sockets")
 
 
-def ranks_on(carrier: str, k: int, timeout: float = 60) -> Ranks | CarriedRanks:
+def ranks_on(carrier: str, k: int, timeout: float = 300) -> Ranks | CarriedRanks:
     """Return ranks that all tests of a worker share: each must leave them in order."""
     ranks = _started(carrier, k, timeout)
     if carrier == "sockets":
         return CarriedRanks(ranks)
     if carrier == "nccl":
-        ranks.run(emulate)  # ranks that were started anew do not yet
+        ranks.run(emulate, delay=0.002)  # ranks that were started anew do not yet
     return ranks

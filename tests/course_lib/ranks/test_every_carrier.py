@@ -11,12 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.collectives import ring_all_reduce
 from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RanksError
 from tests.helpers.carriers import CARRIERS, ranks_on
+from tests.helpers.ddp_scenarios import SMALL_CAP, own_shards, steps
 from tests.helpers.every_operation import everything
-from tests.helpers.training import model, train, train_ddp, weights
 
 
 def large(carrier: str):
@@ -192,31 +194,50 @@ def test_the_trace_of_a_ring(carrier: str, k: int) -> None:
         assert ranks.trace.peers(rank) == {(rank + 1) % k, (rank - 1) % k}
 
 
-def fsdp() -> torch.Tensor:
+def normed() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 3)).double()
+
+
+def weights(net: nn.Module) -> list[torch.Tensor]:
+    return [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in net.parameters()]
+
+
+def ddp(hook: bool, unused: bool) -> list[torch.Tensor]:
+    net = normed()
+    wrapped = TorchDDP(net, bucket_cap_mb=SMALL_CAP, find_unused_parameters=unused)
+    if hook:
+        wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+    steps(wrapped, net)
+    return weights(net)
+
+
+def fsdp() -> list[torch.Tensor]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    net = model()
+    net = normed()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in net:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
-    train(net)
+    steps(net, net)
     return weights(net)
 
 
-def with_uneven_inputs() -> torch.Tensor:
-    net = nn.parallel.DistributedDataParallel(model())
-    with net.join():
-        train(net, 2 + dist.get_rank())
+def with_uneven_inputs() -> list[torch.Tensor]:
+    net = normed()
+    wrapped = TorchDDP(net)
+    with wrapped.join():
+        steps(wrapped, net, own_shards()[: 2 + dist.get_rank()])
     return weights(net)
 
 
 TRAIN = [
-    partial(train_ddp, False, False),
-    partial(train_ddp, True, False),
-    partial(train_ddp, False, True),
+    partial(ddp, False, False),
+    partial(ddp, True, False),
+    partial(ddp, False, True),
     fsdp,
     with_uneven_inputs,
 ]
