@@ -49,29 +49,14 @@ class Cell(NamedTuple):
         """Return the algorithms, the fastest first."""
         return sorted(self.seconds, key=lambda name: mean(self.seconds[name]))
 
-    def rivals(self) -> list[str]:
-        """Return the algorithms, fastest first, that are not clearly slower than the first.
+    def is_clear(self) -> bool:
+        """Return whether the first is faster than all others with 95 % confidence.
 
-        The first is faster than all others with 95 % confidence. Algorithms that make the same
-        updates in a different way, such as over a ring, are not rivals.
+        Algorithms that make the same updates in a different way, such as over a ring, do not count.
         """
         first, *slower = self.order()
-        same = _updates_of(first)
-        return [
-            name
-            for name in slower
-            if _updates_of(name) != same and not _is_ahead(self.seconds[first], self.seconds[name])
-        ]
-
-    def lead(self) -> float:
-        """Return how many times as long the second takes; the second makes other updates."""
-        first, *slower = self.order()
-        second = next((o for o in slower if _updates_of(o) != _updates_of(first)), first)
-        return mean(self.seconds[second]) / mean(self.seconds[first])
-
-    def is_clear(self) -> bool:
-        """Return whether the fastest algorithm has no `rivals`."""
-        return not self.rivals()
+        others = [name for name in slower if _updates_of(name) != _updates_of(first)]
+        return all(_is_ahead(self.seconds[first], self.seconds[name]) for name in others)
 
 
 def _updates_of(name: str) -> str:
