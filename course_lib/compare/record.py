@@ -8,7 +8,7 @@ prefixes of wrappers (``module.``). Every tensor is copied to the CPU.
 
 Two things are different while a step is recorded:
 
-- **Dropout drops nothing.** Ranks cannot draw the masks that one rank draws. So `nn.Dropout`
+- **Dropout drops nothing.** Ranks cannot draw the masks that one rank draws. So dropout
   returns its input. Its masks are recorded, and `compare` checks them separately. Dropout inside
   attention and of an LSTM is off. The step itself must turn off functions such as
   `dropout`.
