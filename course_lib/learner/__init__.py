@@ -7,7 +7,7 @@ overwrite a student's work.
 The commands, one file each:
 
 - `start`: puts a copy of an assignment on the desk
-- `check`: runs all checks of the copy in a new kernel; `_run_cells` starts it, `_in_kernel` is it
+- `check`: runs all checks of the copy in a new process; `_run_cells` starts it, `_in_shell` is it
 - `progress`: shows points, predictions and guesses so far
 - `solution`: shows the solution, after asking whether the student is sure
 - `lab`: opens JupyterLab on the desk

@@ -1,33 +1,26 @@
-"""Run cells and checks in a new kernel, by nbclient, and show their output in the terminal.
+"""Run cells and checks in a new process, which shows their output in the terminal.
 
-nbclient starts the kernel, notices its death, and ends it. Added here are limits of time that do
-not run while the kernel waits for a core, and an end for cells that cannot be interrupted.
+A limit of time does not run while the process waits for a core. A cell that cannot be interrupted
+is killed with its process.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
-import shutil
 import signal
+import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
-from jupyter_core.utils import run_sync
-from nbclient import NotebookClient
-from nbclient.exceptions import DeadKernelError
-from nbformat import NotebookNode, v4
-
-from course_lib.learner import CannotGoOn, _in_kernel
+from course_lib.learner import CannotGoOn, _in_shell
 from course_lib.limits import (
     CELL_SECONDS,
     CELLS_SECONDS,
@@ -39,11 +32,8 @@ from course_lib.limits import (
 )
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at the kernel's clock."""
-START_SECONDS = 300
-_NOT_STARTED = (
-    "the kernel that runs your cells did not start. `course doctor` examines this machine"
-)
+"""Seconds between two looks at the process and its clock."""
+START_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -65,19 +55,19 @@ class Step:
 
 
 def run_steps(steps: list[Step], folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Run the steps in a new kernel; return the outcome of each check, and notes.
+    """Run the steps in a new process; return the outcome of each check, and notes.
 
-    A cell that lasts longer than its limit is interrupted. If it does not end, its kernel is
+    A cell that lasts longer than its limit is interrupted. If it does not end, its process is
     killed, and a new one runs the other cells and the checks that are left.
 
     Raises:
-        CannotGoOn: the kernel did not start, or has ended by itself.
+        CannotGoOn: the process did not start, or has ended by itself.
 
     """
     results = _Results()
     while True:
-        with _kernel(folder) as kernel:
-            stuck = next((step for step in steps if not results.add(step, kernel)), None)
+        with _started(folder) as shell:
+            stuck = next((step for step in steps if not results.add(step, shell)), None)
         if stuck is None:
             return results.checks, results.notes
         results.note(f"cell {stuck.number} could not be interrupted, so it was left out")
@@ -94,13 +84,13 @@ class _Results:
         self._failures: list[tuple[str, str]] = []  # the source of a cell, and why it failed
 
     def note(self, text: str) -> None:
-        """Add a note, once: a second kernel repeats the cells of the first."""
+        """Add a note, once: a second process repeats the cells of the first."""
         self.notes += [text] if text not in self.notes else []
 
-    def add(self, step: Step, kernel: _Kernel) -> bool:
+    def add(self, step: Step, shell: _Shell) -> bool:
         """Run a step and keep what it gives; return False if its cell could not be interrupted."""
-        limit = None if step.check else limit_of(step.kind, self._left[step.kind])
-        outcome = {"seconds": 0.0} if limit == 0 else kernel.run(step, limit)
+        limit = inf if step.check else limit_of(step.kind, self._left[step.kind])
+        outcome = {"seconds": 0.0} if limit == 0 else shell.run(step, limit)
         error = self._explained(outcome)
         if step.check:
             reason = error or "the cell of this check does not call check any more"
@@ -113,7 +103,7 @@ class _Results:
         failure = f"cell {step.number} failed: {error}"
         if error:
             self._failures.append((step.source, failure))
-        if limit is not None and outcome["seconds"] >= limit:
+        if outcome["seconds"] >= limit:
             self.note(_late(step, outcome["seconds"]))
         elif error:
             self.note(failure)
@@ -138,157 +128,82 @@ def _late(step: Step, seconds: float) -> str:
     )
 
 
-class _Kernel(NotebookClient):
-    """A kernel whose cells print to this process's terminal."""
+class _Shell:
+    """The process that runs the cells of a notebook, and its end of the pipe."""
 
-    _has_line = False
+    def __init__(self, process: subprocess.Popen[bytes], pipe: Connection) -> None:
+        self._process, self._pipe = process, pipe
 
-    def run(self, step: Step, limit: float | None) -> dict[str, Any]:
+    def run(self, step: Step, limit: float) -> dict[str, Any]:
         """Run a cell; return its outcome, its ``seconds``, and whether it ``is_stuck``.
 
         Raises:
-            CannotGoOn: it has ended the kernel.
+            CannotGoOn: it has ended the process.
 
         """
-        assert self.km is not None and self.kc is not None
-        provisioner: Any = self.km.provisioner
-        pid = provisioner.pid
-        # Tracebacks say: Cell In[…].
-        self.kc.execute(f"get_ipython().execution_count = {step.number}", silent=True)
-        cell = v4.new_code_cell(step.source)
-        self.nb.cells = [cell]
-        self._outcome: dict[str, Any] | None = None
-        self._displays: dict[str, str] = {}  # by id: displays that change until the cell ends
-        start, killed = clock_of(pid), threading.Event()
+        start = clock_of(self._process.pid)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: see `wait`
+            self._pipe.send((step.number, step.source))
+        outcome = self.wait(limit)
+        if outcome is None:
+            self._process.send_signal(signal.SIGINT)
+            outcome = self.wait(INTERRUPT_SECONDS)
+        if outcome is None:
+            return {"seconds": limit, "is_stuck": True}
+        return {**outcome, "seconds": clock_of(self._process.pid) - start}
+
+    def wait(self, seconds: float) -> dict[str, Any] | None:
+        """Return what the process answers; None if it has not by then, on its clock.
+
+        Raises:
+            CannotGoOn: it has ended instead.
+
+        """
+        end = clock_of(self._process.pid) + seconds
+        while (left := end - clock_of(self._process.pid)) > 0:
+            with contextlib.suppress(EOFError, ConnectionResetError):
+                if self._pipe.poll(min(left, LOOK_EVERY)):
+                    outcome: dict[str, Any] = self._pipe.recv()
+                    return outcome
+                if self._process.poll() is None:
+                    continue
+            raise CannotGoOn(_ended(self._process.wait()))
+        return None
+
+
+@contextlib.contextmanager
+def _started(folder: Path) -> Iterator[_Shell]:
+    """Start a process in `folder`; at the end, kill it with all that its cells have started."""
+    pipe, other_end = Pipe()
+    with pipe:
+        with other_end:
+            # -P: as in the grader, no file beside the notebook can be imported.
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-u", "-m", _in_shell.__name__, str(other_end.fileno())],
+                cwd=folder,
+                env=os.environ | {"MPLBACKEND": "agg"},
+                stdin=subprocess.DEVNULL,  # as in the grader, nobody types
+                pass_fds=[other_end.fileno()],
+                start_new_session=True,
+            )
         try:
-            with _limited(pid, limit, killed):
-                self.execute_cell(cell, 0)
-        except DeadKernelError as error:
-            if killed.is_set():
-                return {"seconds": limit, "is_stuck": True}
-            raise CannotGoOn(_ended(provisioner.process.returncode)) from error
+            shell = _Shell(process, pipe)
+            if shell.wait(START_SECONDS) is None:
+                raise CannotGoOn(f"no cell could run: IPython did not start. {_DOCTOR}")
+            yield shell
         finally:
-            for text in filter(None, self._displays.values()):
-                self._print(f"{text}\n")
-            self._clear_line()
-        if self._outcome is None:
-            raise CannotGoOn(_NOT_STARTED)
-        return {**self._outcome, "seconds": clock_of(pid) - start}
-
-    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> None:
-        """Show an output, and do not keep it."""
-        content = msg["content"]
-        data = content.get("data", {})
-        if msg["msg_type"] == "stream":
-            self._print(content["text"], content["name"])
-        elif msg["msg_type"] == "error":
-            self._print("\n".join([*content["traceback"], ""]))
-        elif _in_kernel.OUTCOME in data:
-            self._outcome = data[_in_kernel.OUTCOME]
-        elif name := (content.get("transient") or {}).get("display_id"):
-            self._displays[name] = data.get("text/plain", "")
-            if sys.stderr.isatty():
-                room = shutil.get_terminal_size().columns - 1
-                line = self._displays[name].partition("\n")[0][:room]
-                print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-                self._has_line = True
-        elif "text/plain" in data:
-            self._print(f"{data['text/plain']}\n")
-        elif msg["msg_type"] == "status":
-            super().process_message(msg, cell, cell_index)
-
-    def _print(self, text: str, stream: str = "stdout") -> None:
-        self._clear_line()
-        print(text, end="", file=getattr(sys, stream), flush=True)
-
-    def _clear_line(self) -> None:
-        if self._has_line:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-        self._has_line = False
+            # macOS: PermissionError if all processes of the group are zombies
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-class _OurKernel(KernelSpecManager):
-    """Knows one kernel, whatever kernels the user has installed."""
-
-    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        # -P: as in the grader, no file beside the notebook can be imported.
-        command = [sys.executable, "-P", "-m", _in_kernel.__name__, "-f", "{connection_file}"]
-        return KernelSpec(argv=command)
-
-
-@contextlib.contextmanager
-def _kernel(folder: Path) -> Iterator[_Kernel]:
-    """Start a kernel in `folder`; at the end, end it with all that its cells have started."""
-    with contextlib.ExitStack() as stack:
-        home = stack.enter_context(tempfile.TemporaryDirectory(prefix="course-check-"))
-        manager = AsyncKernelManager(
-            kernel_spec_manager=_OurKernel(), connection_file=os.path.join(home, "kernel.json")
-        )
-        kernel = _Kernel(
-            v4.new_notebook(),
-            manager,
-            startup_timeout=START_SECONDS,
-            iopub_timeout=START_SECONDS,  # outputs may come late on a busy machine
-            record_timing=False,
-            allow_errors=True,
-        )
-        # IPYTHONDIR: not the settings of the user's IPython.
-        environment = os.environ | {"MPLBACKEND": "agg", "IPYTHONDIR": home}
-        options = {"cwd": str(folder), "env": environment, "cleanup_kc": True}
-        stack.callback(_kill_group, manager)
-        try:
-            stack.enter_context(kernel.setup_kernel(**options))
-        except RuntimeError as error:
-            raise CannotGoOn(f"{_NOT_STARTED}: {error}") from error
-        stack.callback(run_sync(_cancel_tasks))
-        assert kernel.kc is not None
-        kernel.kc.allow_stdin = True  # or `Ranks` shows no progress, as if nobody were looking
-        yield kernel
-
-
-async def _cancel_tasks() -> None:
-    """End what an interrupted cell has left in the loop, or it complains when its kernel ends."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _kill_group(manager: AsyncKernelManager) -> None:
-    """Kill what the kernel's cells have started and left."""
-    if pid := getattr(manager.provisioner, "pid", None):
-        # macOS: PermissionError if all processes of the group are zombies
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _limited(pid: int, seconds: float | None, killed: threading.Event) -> Iterator[None]:
-    """Interrupt a process after so many seconds, and kill it if it goes on for too long."""
-    ended = threading.Event()
-
-    def watch(seconds: float) -> None:
-        for duration, signum in ((seconds, signal.SIGINT), (INTERRUPT_SECONDS, signal.SIGKILL)):
-            end = clock_of(pid) + duration
-            while (left := end - clock_of(pid)) > 0:
-                if ended.wait(min(left, LOOK_EVERY)):
-                    return
-            if signum == signal.SIGKILL:
-                killed.set()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signum)
-
-    if seconds is not None:
-        threading.Thread(target=watch, args=[seconds], daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
+_DOCTOR = "`course doctor` examines this machine"
 
 
 def _ended(status: int) -> str:
     end = f"with status {status}" if status >= 0 else f"by signal {-status}"
     return (
         f"the process that ran your cells ended {end}. Does a cell call exit, or did memory run "
-        "out? `course doctor` examines this machine"
+        f"out? {_DOCTOR}"
     )

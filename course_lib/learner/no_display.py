@@ -12,8 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 def without_display(shell: InteractiveShell) -> None:
     """Make magics for displays do nothing, and ``exit()`` as well.
 
-    There is no window, so ``%matplotlib`` changes nothing, with any argument. A kernel knows more
-    line magics than a plain shell, and they too are for displays only.
+    There is no window, so ``%matplotlib`` changes nothing, with any argument. A notebook's kernel
+    knows more line magics than a plain shell, and they too are for displays only.
     """
     run = shell.run_line_magic
 

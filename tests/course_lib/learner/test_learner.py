@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from course_lib.learner import CannotGoOn, _course, _run_cells
+from course_lib.learner import CannotGoOn, _course
 from course_lib.learner import check as check_command
 from course_lib.learner.__main__ import main
+from course_lib.learner._run_cells import Step, run_steps
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
 from tests.helpers.course_folders import needs_sources
@@ -145,20 +145,19 @@ def test_check_says_what_is_missing(course, mine, capsys) -> None:
     assert "is not a valid notebook any more" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("cells", "reason", "failed"),
-    [
-        (["def rank(:\n    pass"], "there is no rank, because cell 2 failed: SyntaxError", 2),
-        (["helper = 1 / 0", "rank = helper"], "there is no helper, because cell 2 failed: Zero", 2),
-        ([RIGHT.replace("return", "helper()\n    return"), "def helper(:"], "NameError", 3),
-    ],
-)
-def test_check_names_the_cell_that_failed_first(mine, capfd, cells, reason, failed):
-    main(["start", NAME])
-    write(mine, assignment(*cells))
-    assert main(["check", NAME]) == 1
-    told = capfd.readouterr().out
-    assert re.search(f"of 3 .*{reason}", told) and f"Note: cell {failed} failed: " in told
+def test_a_missing_name_is_explained_by_the_cell_that_failed_first(tmp_path, capfd) -> None:
+    sources = ["def rank(:\n    pass", "helper = 1 / 0", "mean = helper", "'shown'"]
+    steps = [Step(number, source) for number, source in enumerate(sources, 2)]
+    steps += [Step(6, name, check=name) for name in ("rank", "mean")]
+    checks, notes = run_steps(steps, tmp_path)
+    assert checks["rank"]["reason"].startswith(
+        "there is no rank, because cell 2 failed: SyntaxError"
+    )
+    assert checks["mean"]["reason"].startswith(
+        "there is no mean, because cell 4 failed: there is no helper, because cell 3 failed: Zero"
+    )
+    assert [note.partition(" failed: ")[0] for note in notes] == ["cell 2", "cell 3", "cell 4"]
+    assert "\n'shown'\n" in capfd.readouterr().out
 
 
 def test_check_survives_a_cell_that_ends_the_process(mine, capfd) -> None:
@@ -202,7 +201,7 @@ def test_check_watches_a_copy_until_it_is_interrupted(mine, capsys, monkeypatch)
     "how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.large)]
 )
 def test_check_ends_with_all_it_started(tmp_path, how: signal.Signals) -> None:
-    """Interrupted at the terminal, or killed: its kernel and its ranks end too."""
+    """Interrupted at the terminal, or killed: the process of its cells and its ranks end too."""
     process = subprocess.Popen(
         [sys.executable, "-c", AS_CHECK_DOES, SLEEPS, tmp_path],
         stdout=subprocess.PIPE,
@@ -351,12 +350,3 @@ def test_solutions_share_their_time_too(mine, capfd, monkeypatch):
     assert main(["check", NAME]) == 1
     said = capfd.readouterr().out
     assert "all solutions together have 1 s" in said and "0 of 3" in said
-
-
-def test_a_group_of_zombies_needs_no_kill(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(group: int, number: int) -> None:
-        raise PermissionError(1, "Operation not permitted")  # as macOS says it
-
-    monkeypatch.setattr(os, "killpg", refuse)
-    manager = SimpleNamespace(provisioner=SimpleNamespace(pid=1))
-    _run_cells._kill_group(manager)
