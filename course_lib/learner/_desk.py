@@ -27,13 +27,12 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
 from course_lib.diary import FOLDER
 from course_lib.installed import PACKAGE
-from course_lib.learner.notebooks import cleared, digest, has_outputs, words
+from course_lib.learner.notebooks import cleared, has_outputs, words
 
 WORKED_IN = ("lectures", "assignments")
 READ_ONLY = ("course_lib", "docs", "benchmarks")
@@ -41,8 +40,10 @@ READ_ONLY = ("course_lib", "docs", "benchmarks")
 
 _LINK = re.compile(r"""\]\(<?([^)\s>]+)|(?:src|href)=["']([^"']+)""")
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|#|/", re.IGNORECASE)
-_VERSION = 1
-"""Version of the format of the records."""
+_RECORDS = Path(FOLDER, "handed_out.json")
+Versions = list[str | None]
+"""Digests of the words of all versions of a file so far, the present one last: a file with such
+words is not edited."""
 
 
 def refresh(course: Path, desk: Path) -> list[str]:
@@ -55,8 +56,9 @@ def refresh(course: Path, desk: Path) -> list[str]:
         OSError: the desk cannot be written to.
 
     """
-    records, notes = Records(desk), []
-    if records.damaged:
+    notes = []
+    if (records := _recorded(desk)) is None:
+        records = {}
         notes.append(
             "the record of the files that you were given is damaged. Files that differ from the "
             "course's are treated as changed by you, so they stay"
@@ -65,20 +67,12 @@ def refresh(course: Path, desk: Path) -> list[str]:
     for path, content in new.items():
         if content is None:
             notes.append(f"{path} is damaged in the course itself, so you got no copy of it")
-            continue
-        record = records.of(path)
-        if (written := words(path, content)) and written not in record.words:
-            record.words.append(written)
-        if record.given != digest(content):
-            record.given = ""  # from now on either of two versions may be there
-    # Save before any file: after an interruption, refresh must know what it has put there.
-    records.save()
-    for path, content in new.items():
-        if content is not None:
-            notes += _hand_out(desk, path, content, records.of(path))
-    for path in sorted(records.by_path.keys() - new.keys()):
-        notes += _take_back(desk, path, records.by_path.pop(path))
-    records.save()
+        else:
+            notes += _hand_out(desk, path, content, records.setdefault(path, []))
+    for path in sorted(records.keys() - new.keys()):
+        notes += _take_back(desk, path, records.pop(path))
+    stored = {"files": {path: {"words": records[path]} for path in sorted(records)}}
+    put(desk, desk / _RECORDS, f"{json.dumps(stored, indent=1)}\n".encode())
     return notes
 
 
@@ -89,49 +83,49 @@ def put_aside(desk: Path, path: str) -> str:
     return old.name
 
 
-def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str]:
+def _hand_out(desk: Path, path: str, content: bytes, versions: Versions) -> list[str]:
     """Put one file on the desk, or next to an existing file; return messages about it."""
-    target, notes = desk / path, []
+    target, new = desk / path, words(path, content)
+    is_new = versions[-1:] != [new]
+    versions[:] = [*(version for version in versions if version != new), new]
     on_desk = _read(target)
     written = words(path, on_desk) if on_desk is not None else None
     if on_desk is None and not os.path.lexists(target):
-        put(desk, target, content, is_read_only(path))
+        put(desk, target, content)
     elif on_desk is None or written is None:
-        name = _lay_beside(desk, path, content, record)
-        notes = [f"{path} cannot be read. It stays, and a good copy is beside it: {name}"]
-    elif record.given == digest(content) or on_desk == content:
-        pass
-    elif _is_as_handed_out(path, on_desk, record):
-        put(desk, target, content, is_read_only(path))
-    elif written != words(path, content):
-        name = _lay_beside(desk, path, content, record)
-        traces = "outputs" if written in record.words else "changes"
-        notes = [f"{path} has your {traces}, so it stays. The new version is beside it: {name}"]
-    record.given = digest(content)
-    return notes
+        name = _lay_beside(desk, path, content, versions)
+        return [f"{path} cannot be read. It stays, and a good copy is beside it: {name}"]
+    elif _is_as_handed_out(path, on_desk, versions):
+        if on_desk != content:
+            put(desk, target, content)
+    elif is_new and written != new:
+        name = _lay_beside(desk, path, content, versions)
+        traces = "outputs" if written in versions else "changes"
+        return [f"{path} has your {traces}, so it stays. The new version is beside it: {name}"]
+    return []
 
 
-def _lay_beside(desk: Path, path: str, content: bytes, record: Record) -> str:
+def _lay_beside(desk: Path, path: str, content: bytes, versions: Versions) -> str:
     """Write a file next to one that stays, without overwriting anything; return its name."""
     for target in _beside(desk / path, "new"):
         on_desk = _read(target)
         if on_desk is None:
             if os.path.lexists(target):  # a folder, or a file without permission to read
                 continue
-        elif not _is_as_handed_out(path, on_desk, record):
+        elif not _is_as_handed_out(path, on_desk, versions):
             continue
-        put(desk, target, content, is_read_only(path))
+        put(desk, target, content)
         break
     return target.name
 
 
-def _take_back(desk: Path, path: str, record: Record) -> list[str]:
+def _take_back(desk: Path, path: str, versions: Versions) -> list[str]:
     """Remove a file that the course no longer hands out, unless the student has changed it."""
     target = desk / path
     on_desk = _read(target)
     if on_desk is None:
         return []
-    if not _is_as_handed_out(path, on_desk, record):
+    if not _is_as_handed_out(path, on_desk, versions):
         return [f"{path} is no longer part of the course; your copy stays"]
     target.unlink()
     for folder in target.relative_to(desk).parents[:-1]:
@@ -141,8 +135,8 @@ def _take_back(desk: Path, path: str, record: Record) -> list[str]:
     return []
 
 
-def _is_as_handed_out(path: str, on_desk: bytes, record: Record) -> bool:
-    return words(path, on_desk) in record.words and not has_outputs(path, on_desk)
+def _is_as_handed_out(path: str, on_desk: bytes, versions: Versions) -> bool:
+    return words(path, on_desk) in versions and not has_outputs(path, on_desk)
 
 
 def _beside(path: Path, mark: str) -> Iterator[Path]:
@@ -184,11 +178,6 @@ def handouts(course: Path) -> dict[str, bytes | None]:
     return contents | linked
 
 
-def is_read_only(path: str) -> bool:
-    """Tell whether a file of the desk is for reading only."""
-    return not path.startswith(WORKED_IN)
-
-
 def links(notebook: bytes) -> Iterator[str]:
     """Yield the paths that a notebook's text links to, relative to its folder."""
     for cell in json.loads(notebook)["cells"]:
@@ -208,52 +197,18 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-@dataclass
-class Record:
-    """The record of one path.
-
-    Attributes:
-        given: digest of the last version that was handed out, or put next to the student's file.
-            It is empty during a refresh, and after a refresh that was interrupted.
-        words: digests of the words of all versions so far: a file with such words is not edited.
-
-    """
-
-    given: str = ""
-    words: list[str] = field(default_factory=list)
+def _recorded(desk: Path) -> dict[str, Versions] | None:
+    """Return the versions of each path; none before the first refresh, None if it is damaged."""
+    try:
+        files = json.loads((desk / _RECORDS).read_bytes())["files"]
+        return {path: [*map(str, entry["words"])] for path, entry in files.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return None
 
 
-class Records:
-    """The records of a desk, by path."""
-
-    def __init__(self, desk: Path) -> None:
-        self._desk = desk
-        self._path = desk / FOLDER / "handed_out.json"
-        self.damaged = False
-        self.by_path: dict[str, Record] = {}
-        if self._path.exists():
-            try:
-                stored = json.loads(self._path.read_bytes())
-                files = stored["files"] if stored["version"] == _VERSION else {}
-                self.by_path = {
-                    path: Record(str(entry["given"]), [str(word) for word in entry["words"]])
-                    for path, entry in files.items()
-                }
-            except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-                self.damaged = True
-
-    def of(self, path: str) -> Record:
-        """Return the record of a path; create it if there is none yet."""
-        return self.by_path.setdefault(path, Record())
-
-    def save(self) -> None:
-        """Write the records completely or not at all."""
-        files = {path: asdict(record) for path, record in sorted(self.by_path.items())}
-        stored = {"version": _VERSION, "files": files}
-        put(self._desk, self._path, f"{json.dumps(stored, indent=1)}\n".encode())
-
-
-def put(desk: Path, path: Path, content: bytes, read_only: bool = False) -> None:
+def put(desk: Path, path: Path, content: bytes) -> None:
     """Write a file of the desk, so that it holds either the old or the complete new content.
 
     Raises:
@@ -264,7 +219,7 @@ def put(desk: Path, path: Path, content: bytes, read_only: bool = False) -> None
     part.parent.mkdir(parents=True, exist_ok=True)
     part.unlink(missing_ok=True)
     part.write_bytes(content)
-    if read_only:
+    if path.relative_to(desk).parts[0] in READ_ONLY:
         part.chmod(0o444)
     path.parent.mkdir(parents=True, exist_ok=True)
     os.replace(part, path)

@@ -6,14 +6,14 @@ Empty cells do not count either, because running the last cell adds one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-from typing import Any
 
 import nbformat
+from nbformat import NotebookNode
 
-Cell = dict[str, Any]
 EXPLORE = "explore"
 """Tag of cells for free exploration: neither the grader nor ``course check`` runs them."""
 MARK_SCHEME = re.compile(r"=== BEGIN MARK SCHEME ===\s*(.*?)\s*=== END MARK SCHEME ===", re.DOTALL)
@@ -35,14 +35,15 @@ def words(path: str, content: bytes) -> str | None:
     """
     if not path.endswith(".ipynb"):
         return digest(content)
-    notebook = _parse(content)
-    if notebook is None:
+    try:
+        cells = [
+            [cell.cell_type, cell.source, cell.get("attachments") or {}]
+            for cell in _cells(content)
+            if cell.source.strip()
+        ]
+        return digest(json.dumps(cells, sort_keys=True).encode())
+    except Exception:  # nbformat raises errors of any type on a damaged file
         return None
-    content_of_cells = [
-        [cell.get("cell_type"), _source(cell), cell.get("attachments") or {}]
-        for cell in _written(notebook)
-    ]
-    return digest(json.dumps(content_of_cells, sort_keys=True).encode())
 
 
 def cleared(content: bytes) -> bytes:
@@ -63,29 +64,11 @@ def cleared(content: bytes) -> bytes:
 
 def has_outputs(path: str, content: bytes) -> bool:
     """Tell whether any cell of a notebook has an output."""
-    notebook = _parse(content) if path.endswith(".ipynb") else None
-    return any(cell.get("outputs") for cell in notebook["cells"]) if notebook else False
+    with contextlib.suppress(Exception):
+        return path.endswith(".ipynb") and any(cell.get("outputs") for cell in _cells(content))
+    return False
 
 
-def _parse(content: bytes) -> Cell | None:
-    """Return a notebook as JSON, or None if it is not a notebook."""
-    try:
-        notebook = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    cells = notebook.get("cells") if isinstance(notebook, dict) else None
-    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
-        return None
-    return notebook if all(isinstance(_source(cell), str) for cell in cells) else None
-
-
-def _source(cell: Cell) -> Any:
-    """Return a cell's source as one text; a file may hold it as a list of lines."""
-    source = cell.get("source", "")
-    if isinstance(source, list) and all(isinstance(line, str) for line in source):
-        return "".join(source)
-    return source
-
-
-def _written(notebook: Cell) -> list[Cell]:
-    return [cell for cell in notebook["cells"] if _source(cell).strip()]
+def _cells(content: bytes) -> list[NotebookNode]:
+    cells: list[NotebookNode] = nbformat.reader.reads(content.decode()).cells
+    return cells
