@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import gc
-import importlib
 import sys
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import TextIO, cast
 
 from autograder import gradebook
 from autograder.commands import PlainStream
 from autograder.course import find_course, load_config
 from autograder.errors import CommandFailed, SandboxUnavailable
+from course_lib.learner.program import parse
 
 COMMANDS = {
     "demo": "release an assignment, grade six submissions and write their feedback",
@@ -33,9 +31,8 @@ COMMANDS = {
     "export": "write grades as CSV for Canvas, Moodle, or a spreadsheet",
     "sources": "write each student's own code as a .py file, for programs that find copies",
 }
-"""Each command's line in `autograder --help`. `autograder.commands` has a module for each command.
-The module defines DESCRIPTION, perhaps EXAMPLES, `add_options(parser)`, and
-`run(root, arguments) -> exit status`, which may raise `CommandFailed`."""
+"""Each command's line in `autograder --help`. The module of that name in `autograder.commands` also
+has `run(root, arguments) -> exit status`, which may raise `CommandFailed`; see `program`."""
 
 
 _GRADEBOOK = {
@@ -93,29 +90,17 @@ def _run() -> int:
         nargs=0,
         help="show the versions of the course, torch, nbgrader and bubblewrap (the sandbox)",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     course = argparse.ArgumentParser(add_help=False)
     course.add_argument(
         "--course", type=Path, help="the course folder (default: this folder or one above it)"
     )
-    module: ModuleType | None = None
-    for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, parents=[course], help=summary)
-        if name in sys.argv[1:2]:  # imported late: nbgrader takes a second; --help needs none
-            if in_the_way := _in_the_way():
-                print(f"autograder: {in_the_way}", file=sys.stderr)
-                return 2
-            gc.disable()  # imports free nothing: without the collector they take a sixth less
-            module = importlib.import_module(f"autograder.commands.{name}")
-            gc.enable()
-            command.description = module.DESCRIPTION
-            if hasattr(module, "EXAMPLES"):  # their lines stay as they are, and the description's
-                command.formatter_class = argparse.RawDescriptionHelpFormatter
-                command.epilog = module.EXAMPLES
-            module.add_options(command)
-    arguments = parser.parse_args()
+    if in_the_way := _in_the_way():
+        print(f"autograder: {in_the_way}", file=sys.stderr)
+        return 2
+    module, arguments = parse(
+        parser, "autograder.commands", COMMANDS, sys.argv[1:] or ["--help"], parents=[course]
+    )
     try:
-        assert module is not None  # argparse knows no other commands
         # This warning is nbgrader's own: SQLAlchemy flushes objects that were not added yet.
         warnings.filterwarnings("ignore", module="nbgrader.api")
         root = find_course(arguments.course)

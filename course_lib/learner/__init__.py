@@ -15,6 +15,7 @@ The commands, one file each:
 
 The commands share these modules:
 
+- `program`: reads the command line
 - `notebooks`: the student's parts of a notebook
 - `diary`: records predictions and checks on the desk
 - `installed`: finds the course, in a checkout or where a wheel has put it

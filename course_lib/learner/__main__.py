@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from course_lib._later import without
-from course_lib.learner import CannotGoOn, did_you_mean
+from course_lib.learner import CannotGoOn
+from course_lib.learner.program import parse
 
 COMMANDS = {
     "start": "make your own copy of an assignment",
@@ -20,8 +20,8 @@ COMMANDS = {
     "lab": "open JupyterLab on your copies",
     "doctor": "check whether this machine has what the course needs",
 }
-"""The line of `course --help` for each command. The module of that name has DESCRIPTION,
-`add_options(parser)` and `run(arguments) -> exit status`."""
+"""The line of `course --help` for each command. The module of that name also has
+`run(arguments) -> exit status`; see `program`."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """Errors of a folder; another folder does not help against others."""
@@ -34,27 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="course", description="Work through the course: from mini-batch SGD to DDP."
     )
     without("rfc3987_syntax")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    module, arguments = None, argparse.Namespace()
+    arguments = argparse.Namespace()
     try:
-        for name, line in COMMANDS.items():
-            command = commands.add_parser(name, help=line)
-            if name in argv[:1]:  # import only this command: --help must not need the libraries
-                module = importlib.import_module(f"course_lib.learner.{name}")
-                command.description = module.DESCRIPTION
-                module.add_options(command)
-        if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-            similar = did_you_mean(argv[0], of=COMMANDS)
-            listed = ", ".join(COMMANDS)
-            parser.error(f"there is no command {argv[0]}.{similar} The commands are: {listed}")
-        arguments, unknown = parser.parse_known_args(argv)
-        if arguments.command is None:
-            parser.print_help()
-            return 0
-        arguments.more = unknown  # for `lab`, which passes them on to JupyterLab
-        if unknown and arguments.command != "lab":
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        assert module is not None  # argparse knows no other commands
+        module, arguments = parse(parser, "course_lib.learner", COMMANDS, argv or ["--help"])
         return int(module.run(arguments))
     except ModuleNotFoundError as error:
         _say(f"the package {error.name!r} is missing: the installation is incomplete", argv)

@@ -23,6 +23,7 @@ DESCRIPTION = (
     "changes stay, and new versions are put beside them. All options except --desk go to "
     "JupyterLab, for example --no-browser or --port=9000."
 )
+PASSES_ON = True  # options that it does not know, to JupyterLab
 SETTINGS = Path(__file__).resolve().parents[1] / "ranks" / "notebook" / "jupyterlab"
 """A Jupyter configuration folder. Closing a notebook ends its kernel, and with it the ranks.
 There are no panels for instructors and no news; ``custom`` dims figures on dark pages."""

@@ -1,0 +1,57 @@
+"""Read the command line of a program with commands: `course`, and the grader's `autograder`.
+
+A command is a module with DESCRIPTION, perhaps EXAMPLES, and ``add_options(parser)``. Only the
+command that is given is imported, because ``--help`` must need no library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from course_lib.learner import did_you_mean
+
+
+def parse(
+    parser: argparse.ArgumentParser,
+    package: str,
+    lines: Mapping[str, str],
+    argv: Sequence[str],
+    **options: Any,
+) -> tuple[ModuleType, argparse.Namespace]:
+    """Return the module of the command that is given, and its arguments, or exit with a message.
+
+    Args:
+        parser: the program's own options.
+        package: with a module for each command.
+        lines: each command's name → its line in ``--help``.
+        argv: the command line. What the command does not know is in ``arguments.more``.
+        options: of every command's own parser.
+
+    """
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    module = ModuleType("no command")
+    for name, line in lines.items():
+        command = commands.add_parser(name, help=line, **options)
+        if name in argv[:1]:
+            gc.disable()  # imports free nothing: without the collector they take a sixth less
+            module = importlib.import_module(f"{package}.{name}")
+            gc.enable()
+            command.description = module.DESCRIPTION
+            if hasattr(module, "EXAMPLES"):  # their lines stay as they are, and the description's
+                command.formatter_class = argparse.RawDescriptionHelpFormatter
+                command.epilog = module.EXAMPLES
+            module.add_options(command)
+    for word in argv[:1]:
+        if word not in lines and not word.startswith("-"):
+            similar = did_you_mean(word, of=lines)
+            listed = ", ".join(lines)
+            parser.error(f"there is no command {word}.{similar} The commands are: {listed}")
+    arguments, arguments.more = parser.parse_known_args(argv)
+    if arguments.more and not getattr(module, "PASSES_ON", False):
+        parser.error(f"unrecognized arguments: {' '.join(arguments.more)}")
+    return module, arguments
