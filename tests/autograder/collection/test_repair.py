@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,12 @@ import nbformat
 import pytest
 from nbgrader.apps.api import NbGraderAPI
 
+from autograder.collection.listing import files_below
 from autograder.collection.repair import MAX_FILES, cells_of, notes, read_content, repaired, vet
 from autograder.commands.demo import ASSIGNMENT
-from autograder.course import load_config
+from autograder.course import Folders, load_config
 from autograder.examination.verdict import Verdict, verdict_path
+from autograder.passes.examine import rebuilt
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import TASKS, notebook_of
 
@@ -59,10 +62,6 @@ def with_damaged_roles(notebook: nbformat.NotebookNode) -> None:
             role.update(schema_version=99)
 
 
-def with_empty_lines(notebook: nbformat.NotebookNode) -> None:
-    notebook.cells.insert(1, nbformat.v4.new_code_cell("\n" * 600_000 + "x = 1"))
-
-
 def saved_in(encoding: str) -> Callable[[Path], Any]:
     """Save the notebook as editors of Windows may, with letters that are not ASCII's."""
 
@@ -98,7 +97,6 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
     "files": (many_files, ALL, "files may be submitted"),
     "roles": (written(with_damaged_roles), ALL, ""),
     "null": (without_metadata, ALL, "is damaged"),
-    "lines": (written(with_empty_lines), ALL, "lines, so it was left out"),
     "utf-16": (saved_in("utf-16"), ALL, "is in utf-16"),
     "latin": (saved_in("latin-1"), ALL, "some letters are lost"),
     "10,000 cells": (written(with_many_cells), ALL, "left out"),
@@ -115,6 +113,8 @@ class Course:
         self.data = root / "grading"
         self.api = NbGraderAPI(config=load_config(root, data=self.data))
         notebook = notebook_of(root)
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        self.solutions = [c.source for c in cells if c.metadata.get("nbgrader", {}).get("solution")]
         for name, (change, _, _) in BESIDE.items():
             folder = self.data / "submitted" / name / ASSIGNMENT
             folder.mkdir(parents=True)
@@ -129,14 +129,17 @@ def course(released_course: Path, copy_of: Callable[[Path], Path]) -> Course:
 
 @needs_sources
 @pytest.mark.parametrize("name", BESIDE)
-def test_it_is_noted_and_not_fatal(course: Course, name: str) -> None:
+def test_it_is_noted_and_what_counts_is_as_written(course: Course, name: str) -> None:
     _, points, note = BESIDE[name]
-    outcome = course.api.autograde(ASSIGNMENT, name)
-    assert outcome["success"], (name, str(outcome.get("log"))[-3000:])
-    verdict = Verdict.read(verdict_path(course.data, ASSIGNMENT, name, ASSIGNMENT))
-    assert verdict.score == points == course.api.get_submission(ASSIGNMENT, name)["code_score"]
-    assert note in str(verdict.notes)
-    assert bool(note) == bool(verdict.notes), verdict.notes
+    folders = Folders.of(course.api.coursedir)
+    path = folders.submitted / name / ASSIGNMENT / FILE
+    vet(ASSIGNMENT, name, [str(path)])
+    nb = rebuilt(folders, path)
+    remarks = [*notes[name, ASSIGNMENT], *nb.metadata.get("rebuild", ())]
+    assert note in str(remarks) and bool(note) == bool(remarks), remarks
+    code = [cell.source for cell in nb.cells]
+    assert all((source in code) == (points == ALL) for source in course.solutions)
+    assert all(stat.S_ISREG(info.st_mode) for _, info in files_below(path.parent))
     aside = course.data / "set_aside" / name / ASSIGNMENT
     if name == "time":
         assert (aside / "timestamp.txt").read_bytes() == b"\xff\0 soon"
@@ -144,7 +147,17 @@ def test_it_is_noted_and_not_fatal(course: Course, name: str) -> None:
         assert (aside / "x").is_symlink()
     if name == "files":
         assert len(list(aside.iterdir())) == 2_000 - MAX_FILES
-    assert not list((course.data / "autograded" / name).rglob("x"))
+
+
+@needs_sources
+@pytest.mark.parametrize("name", ["null", "link"])
+def test_it_is_not_fatal_in_nbgrader(course: Course, name: str) -> None:
+    _, points, note = BESIDE[name]
+    outcome = course.api.autograde(ASSIGNMENT, name)
+    assert outcome["success"], (name, str(outcome.get("log"))[-3000:])
+    verdict = Verdict.read(verdict_path(course.data, ASSIGNMENT, name, ASSIGNMENT))
+    assert verdict.score == points == course.api.get_submission(ASSIGNMENT, name)["code_score"]
+    assert note in str(verdict.notes)
 
 
 @needs_sources
