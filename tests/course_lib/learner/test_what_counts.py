@@ -338,7 +338,7 @@ submissions = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(submissions)
 def test_anything_becomes_a_valid_notebook_of_the_released_structure(submitted) -> None:
     released = notebook()

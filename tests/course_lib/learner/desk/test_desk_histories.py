@@ -138,7 +138,7 @@ rounds = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.lists(rounds, min_size=2, max_size=6))
 def test_nothing_of_the_students_is_ever_lost(history) -> None:
     with tempfile.TemporaryDirectory(prefix="desk-") as root:
