@@ -33,7 +33,7 @@ def main() -> None:
     os.set_inheritable(pipe.fileno(), False)
     shell = InteractiveShell.instance(config=Config(OPTIONS))
     without_display(shell)
-    shell.displayhook.write_output_prompt = lambda: None
+    shell.displayhook.write_output_prompt = lambda: None  # type: ignore[method-assign]
     _be_quiet_about_failed_checks(shell)
     importlib.import_module("course_lib.checking")  # as in the grader, it takes no cell's time
     pipe.send({})

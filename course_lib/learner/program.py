@@ -51,7 +51,8 @@ def parse(
             similar = did_you_mean(word, of=lines)
             listed = ", ".join(lines)
             parser.error(f"there is no command {word}.{similar} The commands are: {listed}")
-    arguments, arguments.more = parser.parse_known_args(argv)
-    if arguments.more and not getattr(module, "PASSES_ON", False):
-        parser.error(f"unrecognized arguments: {' '.join(arguments.more)}")
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown and not getattr(module, "PASSES_ON", False):
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    arguments.more = unknown
     return module, arguments
