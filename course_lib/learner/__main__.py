@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -22,9 +21,6 @@ COMMANDS = {
 }
 """The line of `course --help` for each command. The module of that name also has
 `run(arguments) -> exit status`; see `program`."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-"""Errors of a folder; another folder does not help against others."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="course", description="Work through the course: from mini-batch SGD to DDP."
     )
     without("rfc3987_syntax")
-    arguments = argparse.Namespace()
     try:
         module, arguments = parse(parser, "course_lib.learner", COMMANDS, argv or ["--help"])
         return int(module.run(arguments))
@@ -49,10 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except OSError as error:
         about = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
-        if "desk" in arguments and error.errno in (*_FULL, *_UNUSABLE):
-            start = "Free some space, or choose" if error.errno in _FULL else "Choose"
-            about += f". {start} another folder, with --desk for your copies or with TMPDIR for "
-            about += "temporary files"
         _say(about, argv)
         return 2
     except KeyboardInterrupt:

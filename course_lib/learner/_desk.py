@@ -32,6 +32,7 @@ from urllib.parse import unquote
 
 from course_lib.diary import FOLDER
 from course_lib.installed import PACKAGE
+from course_lib.learner import CannotGoOn
 from course_lib.learner.notebooks import cleared, has_outputs, words
 
 WORKED_IN = ("lectures", "assignments")
@@ -53,7 +54,7 @@ def refresh(course: Path, desk: Path) -> list[str]:
     is removed if the student has not changed it, and stays otherwise.
 
     Raises:
-        OSError: the desk cannot be written to.
+        CannotGoOn: the desk cannot be written to.
 
     """
     notes = []
@@ -199,11 +200,10 @@ def _content(path: Path) -> bytes | None:
 
 def _recorded(desk: Path) -> dict[str, Versions] | None:
     """Return the versions of each path; none before the first refresh, None if it is damaged."""
+    stored = _read(desk / _RECORDS)
     try:
-        files = json.loads((desk / _RECORDS).read_bytes())["files"]
+        files = json.loads(stored)["files"] if stored is not None else {}
         return {path: [*map(str, entry["words"])] for path, entry in files.items()}
-    except FileNotFoundError:
-        return {}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 
@@ -212,14 +212,20 @@ def put(desk: Path, path: Path, content: bytes) -> None:
     """Write a file of the desk, so that it holds either the old or the complete new content.
 
     Raises:
-        OSError: the file cannot be written.
+        CannotGoOn: the file cannot be written.
 
     """
     part = desk / FOLDER / "part"  # one name: the next call reuses what an interruption left
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.unlink(missing_ok=True)
-    part.write_bytes(content)
-    if path.relative_to(desk).parts[0] in READ_ONLY:
-        part.chmod(0o444)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(part, path)
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        part.write_bytes(content)
+        if path.relative_to(desk).parts[0] in READ_ONLY:
+            part.chmod(0o444)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(part, path)
+    except OSError as error:
+        raise CannotGoOn(
+            f"{path} cannot be written: {error.strerror}. Make room, or choose another folder for "
+            "your copies with --desk"
+        ) from error

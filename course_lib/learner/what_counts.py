@@ -16,7 +16,6 @@ because any editor, or a student, may have changed them. Cells with the tag ``ex
 
 from __future__ import annotations
 
-import ast
 import base64
 import contextlib
 import copy
@@ -25,6 +24,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from symtable import SymbolTable, symtable
 from typing import Any
 from urllib.parse import unquote
 
@@ -410,20 +410,12 @@ def _leave_for_a_person(placed: Sequence[_Placed], released: Sequence[NotebookNo
 
 def _notes_on_exploring(cells: Sequence[NotebookNode]) -> list[str]:
     """Return a note if a cell that is run uses a name that only a cell to explore defines."""
-    used, bound, explored = set[str](), set[str](), set[str]()
-    for cell in cells:
-        if cell.cell_type != "code":
-            continue
-        if not is_run(cell) and not is_check(cell):
-            explored |= names_defined(cell.source)
-            continue
-        for node in ast.walk(_tree(cell.source)):
-            if isinstance(node, ast.Name):
-                (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-            elif isinstance(node, ast.arg):
-                bound.add(node.arg)
-        bound |= names_defined(cell.source)
-    if names := sorted(explored & used - bound):
+    used, defined, explored = set[str](), set[str](), set[str]()
+    for cell in (cell for cell in cells if cell.cell_type == "code"):
+        counts = is_run(cell) or is_check(cell)
+        (defined if counts else explored).update(names_defined(cell.source))
+        used |= _globals_in(_symbols(cell.source)) if counts else set()
+    if names := sorted(explored & used - defined):
         listed = ", ".join(name[:40] for name in names[:3])
         return [
             f"a cell to explore is not run, but other cells use what only it defines: {listed}. "
@@ -434,24 +426,23 @@ def _notes_on_exploring(cells: Sequence[NotebookNode]) -> list[str]:
 
 def names_defined(source: str) -> set[str]:
     """Return the names that a cell defines at its top level; empty if it is no valid Python."""
-    names = set()
-    for node in _tree(source).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-            parts = (part for part in ast.walk(node) if isinstance(part, ast.Name))
-            names |= {part.id for part in parts if isinstance(part.ctx, ast.Store)}
-    return names
+    symbols = _symbols(source).get_symbols()
+    return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
 
 
-def _tree(source: str) -> ast.Module:
+def _globals_in(table: SymbolTable) -> set[str]:
+    """Return the global names that code uses, also those in its functions."""
+    symbols = table.get_symbols()
+    names = {s.get_name() for s in symbols if s.is_global() and s.is_referenced()}
+    return names.union(*map(_globals_in, table.get_children()))
+
+
+def _symbols(source: str) -> SymbolTable:
     plain = re.sub(r"^(\s*)(?=[%!?])", r"\1# ", source, flags=re.MULTILINE)
     try:
-        return ast.parse(plain)
+        return symtable(plain, "cell", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Module([], [])
+        return symtable("", "no valid Python", "exec")
 
 
 def role(cell: Any) -> dict[str, Any]:
