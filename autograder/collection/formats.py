@@ -209,18 +209,19 @@ def _gradescope(
         if match["id"] and not groups.get(match["id"]):
             reason = "belongs to a submission without a submitter in submission_metadata.yml"
             refused.append(Refused("", entry.path, reason))
-        for hand_in in groups.get(match["id"], ()):
+        for hand_in in groups.get(match["id"], ())[:1]:  # all of them have the same files
             hand_in.files[match["file"]] = replace(entry, path=match["file"])
     return [hand_in for group in groups.values() for hand_in in group if hand_in.files]
 
 
 def _submitters(submitters: str, created_at: str | None) -> Iterator[HandIn]:
+    files: dict[str, Entry] = {}  # of all of them
     for person in re.split(r"^  - ", submitters, flags=re.MULTILINE)[1:]:
         fields = {k: v.strip("'\" ") for k, v in re.findall(r":(name|sid|email): *(.*)", person)}
         number = fields.get("sid") or fields.get("email", "").partition("@")[0]
         if number or fields.get("name"):
             time = read_time(created_at) if created_at else None
-            yield HandIn(number, fields.get("name", ""), time=time)
+            yield HandIn(number, fields.get("name", ""), files, time)
 
 
 def _exchange(

@@ -16,7 +16,6 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.collection.formats import HandIn
 from autograder.collection.listing import Entry, SourceError, inner_zip
 from autograder.collection.repair import (
     MAX_ALL,
@@ -55,18 +54,18 @@ class Vetted:
 
 
 def vet_hand_in(
-    hand_in: HandIn, released: Mapping[str, NotebookNode], *, own_stamp: bool
+    files: Mapping[str, Entry], released: Mapping[str, NotebookNode], *, own_stamp: bool
 ) -> Vetted:
     """Read the files of a submission that may be collected.
 
     Args:
-        hand_in: the files.
+        files: the files, by path.
         released: name of each notebook, without ``.ipynb`` → the notebook as it was handed out.
         own_stamp: whether the source, not the student, wrote a ``timestamp.txt`` among the files.
 
     """
-    vetted = Vetted(notes=list(hand_in.notes))
-    entries = _unpacked(list(hand_in.files.values()), vetted)
+    vetted = Vetted()
+    entries = _unpacked(list(files.values()), vetted)
     candidates = [candidate for entry in entries if (candidate := _read_notebook(entry))]
     names = _notebook_names(candidates, released, vetted)
     foreign_paths = {
