@@ -1,14 +1,15 @@
 """Questions on the lines of a student's own code, which nobody can answer without reading it.
 
 The questions are about the trace of the student's solution in a case that is drawn for this
-student. The grader draws the same case from the student's id, runs the submitted code and reads
-the right answers from what it carried itself. Nothing that the notebook says counts.
+student. The grader draws the same case from the student's id, runs the submitted code and computes
+the right answers from what it carried itself. Nothing that the notebook says counts, and nothing
+here knows an answer: `autograder.examination.defence` does, where no student's code is.
 
 An author writes which task is asked about, and how a case is drawn:
 
     "defend_data_parallel": defence("data_parallel", drawn_chain)
 
-A kind of question is a function of a `Trace`, so a new one takes ten lines.
+A kind of question is a function of a `Trace`, so a new one takes ten lines, and one for its answer.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import itertools
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from course_lib.checking.answers import describe, is_number
-from course_lib.checking.asking import agrees
 from course_lib.checking.cases import Case, Check, Observed, Wrong, case_generator
 from course_lib.checking.communication import operations
 from course_lib.checking.judges import Test, by_judge
@@ -34,35 +34,30 @@ from course_lib.ranks import Event, Network, Trace
 QUESTIONS = 3
 SETS = (1, 2)
 """A student answers the first set, or the second one for half of the points."""
-NEARLY = 0.02
-"""Relative error up to which an answer in microseconds is right."""
 _AT_ONCE = 3
 """For how many calls a question asks: one line alone would be easy to guess or to copy."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question whose answer is a number, or a few of them.
+    """A question whose answer is a number, or a few of them; what its text says, and no more.
 
     Attributes:
         text: the question, with the unit of its answer.
-        right: the numbers of the right answer.
-        calls: the calls that it asks about, all of one rank.
-        near: the relative error up to which an answer is right.
+        asks: what is asked of each of the calls: its ``bytes``, its ``end``, the ``lines`` that
+            make it, or those of the first call ``after`` its end, or of the last one ``before`` a
+            time.
+        rank: whose calls.
+        about: the calls, counted from 0 as in `calls_of`; for ``before``, the times in seconds.
+        functions: the functions whose lines are asked for.
 
     """
 
     text: str
-    right: tuple[float, ...]
-    calls: tuple[Event, ...]
-    near: float = 1e-9
-
-    def is_right(self, answer: Sequence[float]) -> bool:
-        """Return whether these numbers answer the question."""
-        return len(answer) == len(self.right) and all(
-            agrees(float(number), target, self.near)
-            for number, target in zip(answer, self.right, strict=True)
-        )
+    asks: Literal["bytes", "end", "lines", "after", "before"]
+    rank: int
+    about: tuple[float, ...]
+    functions: tuple[str, ...] = ()
 
 
 Asks = Callable[[Trace, torch.Generator], Question]
@@ -201,8 +196,7 @@ def defend(
     print(f"{case.name}\n{WORDS}")
     for i, question in enumerate(questions, 1):
         print(f"{i}. {question.text}")
-    ranks = {call.rank for question in questions for call in question.calls}
-    for rank in sorted(ranks) if student is None else ():
+    for rank in sorted({question.rank for question in questions}) if student is None else ():
         print(f"The answers are in the calls of rank {rank} in this run:")
         for i, call in enumerate(calls_of(trace, rank), 1):
             print(f"   {i}. {named(call)}")
@@ -235,7 +229,7 @@ def lines_of_calls(trace: Trace, generator: torch.Generator) -> Question:
     rank, calls = _drawn(trace, generator)
     functions, chosen = _chosen(calls, generator)
     calls_in_words = f"{_in_words(f'call {i + 1}' for i in chosen)} of rank {rank}"
-    return _on_lines(functions, calls_in_words, [calls[i] for i in chosen])
+    return _on_lines(functions, calls_in_words, "lines", rank, chosen)
 
 
 def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
@@ -252,7 +246,7 @@ def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
     ended = [list(after)[i] for i in chosen]
     ends = _in_words(f"of call {i + 1}" for i in ended)
     calls_in_words = f"the first call that rank {rank} starts after the end {ends}"
-    return _on_lines(functions, calls_in_words, [after[i] for i in ended])
+    return _on_lines(functions, calls_in_words, "after", rank, ended)
 
 
 def lines_before(trace: Trace, generator: torch.Generator) -> Question:
@@ -266,7 +260,7 @@ def lines_before(trace: Trace, generator: torch.Generator) -> Question:
     times = [(calls[last[i]].start + until[last[i]]) / 2 for i in chosen]
     limits = _in_words(f"before {1e6 * time:.4g} µs" for time in times)
     calls_in_words = f"the last call that rank {rank} starts {limits}, from the first start on"
-    return _on_lines(functions, calls_in_words, [calls[last[i]] for i in chosen])
+    return _on_lines(functions, calls_in_words, "before", rank, times)
 
 
 def _alike(calls: Iterable[Event]) -> bool:
@@ -298,11 +292,16 @@ def lines_in(call: Event, functions: Collection[str]) -> list[int]:
     return [line for name, line in call.lines if name in functions]
 
 
-def _on_lines(functions: Sequence[str], calls_in_words: str, calls: Sequence[Event]) -> Question:
+def _on_lines(
+    functions: Sequence[str],
+    calls_in_words: str,
+    asks: Literal["lines", "after", "before"],
+    rank: int,
+    about: Sequence[float],
+) -> Question:
     names = " or ".join(f"`{name}`" for name in functions)
     text = f"Which lines of {names} make {calls_in_words}?"
-    right = [line for call in calls for line in lines_in(call, functions)]
-    return Question(text, tuple(right), tuple(calls))
+    return Question(text, asks, rank, tuple(about), tuple(functions))
 
 
 def _in_words(phrases: Iterable[str]) -> str:
@@ -314,16 +313,21 @@ def bytes_of_call(trace: Trace, generator: torch.Generator) -> Question:
     """Ask how many bytes one of a rank's calls has."""
     rank, calls = _drawn(trace, generator)
     i = _number(len(calls), generator)
-    text = f"How many bytes has call {i + 1} of rank {rank}? A recv has those that it receives."
-    return Question(text, (calls[i].bytes,), (calls[i],))
+    return Question(
+        f"How many bytes has call {i + 1} of rank {rank}? A recv has those that it receives.",
+        "bytes",
+        rank,
+        (i,),
+    )
 
 
 def end_of_call(trace: Trace, generator: torch.Generator) -> Question:
     """Ask when one of a rank's calls ends."""
     rank, calls = _drawn(trace, generator)
     i = _number(len(calls), generator)
-    text = f"When does call {i + 1} of rank {rank} end, in µs from the first start?"
-    return Question(text, (1e6 * calls[i].end,), (calls[i],), NEARLY)
+    return Question(
+        f"When does call {i + 1} of rank {rank} end, in µs from the first start?", "end", rank, (i,)
+    )
 
 
 def _drawn(trace: Trace, generator: torch.Generator) -> tuple[int, list[Event]]:

@@ -189,15 +189,22 @@ def _run_program(
 
 @contextmanager
 def _told_of_misuse(touched: list[str]) -> Iterator[None]:
-    """Collect what is said about buffers touched before ``wait()``; no warning is shown.
+    """Collect what is said about buffers touched before ``wait()``; show other warnings as usual.
 
     The events show the handles that nobody waits for, so they are left out here.
     """
-    with warnings.catch_warnings(record=True, action="always") as caught:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", MisuseWarning)
+        show = warnings.showwarning
+
+        def hear(message: Any, category: type[Warning], *place: Any) -> None:
+            if isinstance(message, MisuseWarning):
+                touched.extend(message.touched)
+            else:
+                show(message, category, *place)
+
+        warnings.showwarning = hear  # type: ignore[assignment]
         yield
-    for warning in caught:
-        if isinstance(warning.message, MisuseWarning):
-            touched.extend(warning.message.touched)
 
 
 def _timed_out(check: Check, states: Sequence[RankState]) -> RanksError:

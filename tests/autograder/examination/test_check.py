@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autograder.errors import SandboxUnavailable
 from autograder.examination.budget import OutOfTime, SubmissionError
 from autograder.examination.case import OverMemory
 from autograder.examination.submission import MEMORY, TIME, examine
@@ -101,9 +102,20 @@ def test_a_judge_that_breaks_costs_that_case_and_somebody_is_told() -> None:
     assert "in the judge" in notes_on(examined)[0]
 
 
-def test_nobody_is_graded_where_the_grader_fails() -> None:
-    with pytest.raises(KeyError, match="an accident"):
-        run(KeyError("an accident"), PUBLIC)
+ACCIDENT = r"(?s)The grader itself failed in 02/f..*an accident"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (MachineFailure("it ended"), MachineFailure, "it ended"),
+        (SandboxUnavailable("no bwrap"), SandboxUnavailable, "no bwrap"),
+        (KeyError("an accident"), MachineFailure, ACCIDENT),
+    ],
+)
+def test_nobody_is_graded_where_the_sandbox_or_the_grader_fails(error, kind, message):
+    with pytest.raises(kind, match=message):
+        run(error, PUBLIC)
 
 
 def test_nobody_is_graded_where_a_failed_sandbox_was_overlooked() -> None:

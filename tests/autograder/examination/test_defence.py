@@ -11,12 +11,13 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from autograder.examination.defence import asked
+from autograder.examination.defence import answer_to, asked
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import Verdict
 from autograder.passes.examine import Exam, examine_cells
-from autograder.sandbox.sandbox import Sandbox
+from autograder.sandbox.sandbox import MachineFailure, Sandbox
 from course_lib.checking import Wrong
+from course_lib.checking.cases import AuthorError
 from course_lib.checking.defence import Defence
 from course_lib.checking.local import LocalRunner
 from course_lib.ranks import RanksError
@@ -41,7 +42,7 @@ LIES = """
 honest = ring_all_reduce
 def ring_all_reduce(tensor, group=None):
     from course_lib.ranks.simulated import simulated_group
-    simulated_group.own_lines = lambda labels: (("ring_all_reduce", 2),)
+    simulated_group.own_lines = lambda labels: (("ring_all_reduce", {}),)
     honest(tensor, group)
 """
 
@@ -71,8 +72,8 @@ def right_answers(student: str, number: int = 1, folder: Path = FOLDER, of: str 
     check = checks[f"defend_{of}"]
     assert isinstance(check, Defence)
     with LocalRunner(solution_of(folder, of), "simulated", echo=None) as run:
-        questions = check.questions(checks[of], run, student, number)[2]
-    answers = [list(question.right) for question in questions]
+        _, trace, questions = check.questions(checks[of], run, student, number)
+    answers = [answer_to(question, trace)[0] for question in questions]
     return f"def {check.function}():\n    return {number}, {answers}"
 
 
@@ -98,25 +99,33 @@ def test_the_answers_are_nowhere_in_the_sandbox(place: Sandbox) -> None:
     assert "nothing to read" in verdict.reason
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("passed", "says"),
+    ("passed", "error", "kind", "says"),
     [
-        (False, f"only about a {OF} that passes its check"),
-        (True, "in the case of your questions: no rank answers"),
+        (False, None, Wrong, f"only about a {OF} that passes its check"),
+        (True, RanksError("no rank answers"), Wrong, "in the case of your questions: no rank ans"),
+        (True, MachineFailure("the machine is full"), MachineFailure, "the machine is full"),
+        (True, KeyError("no such event"), AuthorError, "the questions on .* could not be made"),
     ],
 )
-def test_where_nothing_can_be_asked_the_reason_is_told(passed: bool, says: str) -> None:
+def test_who_is_to_blame_where_nothing_can_be_asked(passed, error, kind, says):
     def fails(*_: Any) -> Any:
-        raise RanksError("no rank answers")
+        assert error is not None
+        raise error
 
-    checks, submission = checks_of(FOLDER), SimpleNamespace(runner=lambda *_: fails)
+    checks, submission = checks_of(FOLDER), SimpleNamespace(runner=lambda *_: fails, sources=[])
     check: Any = checks[f"defend_{OF}"]
-    questions = asked(check, checks[OF], passed, submission, None, "ada")
-    with pytest.raises(Wrong, match=says):
+    with pytest.raises(kind, match=says):
+        questions = asked(check, checks[OF], passed, submission, None, "ada")
+        assert kind is Wrong  # anybody else's fault is told at once
         questions.judge(questions.cases[0], [], [])
 
 
-def test_a_solution_that_lies_about_its_lines_changes_its_own_questions(place: Sandbox) -> None:
-    """The ranks' process says the lines. Who lies there must answer other questions."""
-    verdict = graded(place, right_answers("ada"), solution=LIES)
-    assert verdict.score < 2 and "your own run shows" in verdict.reason, verdict.cases
+@pytest.mark.parametrize(
+    ("line", "says"), [(2, "your own run shows"), (9999, "so there is nothing to ask")]
+)
+def test_a_solution_that_lies_about_its_lines_changes_its_own_questions(place, line, says):
+    """The ranks' process says the lines. Who lies there must answer other questions, or none."""
+    verdict = graded(place, right_answers("ada"), solution=LIES.format(line))
+    assert verdict.score < 2 and says in verdict.reason, verdict.cases

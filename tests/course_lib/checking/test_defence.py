@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 import torch
 
-from autograder.examination.defence import with_questions
+from autograder.examination.defence import answer_to, is_right, with_questions
 from course_lib.checking import Wrong, defence, local, run_check
 from course_lib.checking.defence import SETS, Defence, defend
 from course_lib.checking.local import LocalRunner
@@ -34,19 +34,23 @@ FORM = "form ✓; the grader judges the numbers"
 def questions(folder, check, student, number=1, solution=None):
     solution = solution or solution_of(folder, check.of)
     with LocalRunner(solution, "simulated", echo=None) as run:
-        return check.questions(checks_of(folder)[check.of], run, student, number)[2]
+        _, trace, drawn = check.questions(checks_of(folder)[check.of], run, student, number)
+    return [(question, answer_to(question, trace)[0]) for question in drawn]
 
 
-def share(drawn, answers) -> float:
+def share(questions_and_answers, answers) -> float:
     """Return the share of the questions that these answers are right for."""
-    return mean(question.is_right(answer) for question, answer in zip(drawn, answers, strict=True))
+    pairs = zip(questions_and_answers, answers, strict=True)
+    return sum(is_right(*question, answer) for question, answer in pairs) / len(
+        questions_and_answers
+    )
 
 
 def answered(folder, check: Defence, student: str, answers):
     """Return the report as the grader's: of the questions, with these answers."""
     with LocalRunner(solution_of(folder, check.of), "simulated", echo=None) as run:
         about = checks_of(folder)[check.of]
-        sets = [check.questions(about, run, student, number)[2] for number in SETS]
+        sets = [check.questions(about, run, student, number)[1:] for number in SETS]
     with LocalRunner(answers, "simulated", echo=None) as run:
         return run_check("check", with_questions(check, sets), run, seed="any")
 
@@ -55,7 +59,7 @@ def answered(folder, check: Defence, student: str, answers):
 @each_task
 def test_right_answers_earn_all_points_or_in_the_second_set_half(folder, check):
     for number, share in ((1, 1.0), (2, 0.5)):
-        right = [question.right for question in questions(folder, check, "ada", number)]
+        right = [right for _, right in questions(folder, check, "ada", number)]
         report = answered(folder, check, "ada", lambda n=number, r=right: (n, r))
         assert report.fraction == pytest.approx(share), report
 
@@ -63,11 +67,11 @@ def test_right_answers_earn_all_points_or_in_the_second_set_half(folder, check):
 @each_task
 def test_a_wrong_answer_costs_a_third_and_is_told_what_the_run_shows(folder, check):
     drawn = questions(folder, check, "ada")
-    right = [question.right for question in drawn]
+    right = [answer for _, answer in drawn]
     wrong_answer = [1.1 * answer + 1 for answer in right[1]]
     report = answered(folder, check, "Ada ", lambda: (1, [right[0], wrong_answer, right[2]]))
     assert report.fraction == pytest.approx(2 / 3)
-    assert drawn[1].text in report.reason and "your own run shows" in report.reason
+    assert drawn[1][0].text in report.reason and "your own run shows" in report.reason
 
 
 @pytest.mark.large
@@ -83,9 +87,9 @@ def test_a_neighbours_answers_and_guesses_earn_little() -> None:
             questions(folder, check, candidate, solution=other) for candidate in students
         ]
         for i, own_questions in enumerate(drawn):
-            copied.append(share(own_questions, [q.right for q in drawn[i - 1]]))
+            copied.append(share(own_questions, [q[1] for q in drawn[i - 1]]))
             guessed += [
-                share(own_questions, [q.right for q in of_other_code[i - 1]]),
+                share(own_questions, [q[1] for q in of_other_code[i - 1]]),
                 share(own_questions, [[5, 5, 6]] * 3),
             ]
     assert mean(copied) <= 1 / 3 and mean(guessed) <= 1 / 5
@@ -105,7 +109,7 @@ def test_the_questions_are_printed_and_answers_only_for_practice(capsys):
     solution = solution_of(folder, check.of)
     defend(f"{folder.name}/{check.of}", solution, "ada")
     printed = capsys.readouterr().out
-    assert all(question.text in printed for question in questions(folder, check, "ada"))
+    assert all(question.text in printed for question, _ in questions(folder, check, "ada"))
     assert "The answers" not in printed
     defend(f"{folder.name}/{check.of}", solution)
     assert "The answers are in the calls of rank" in capsys.readouterr().out
@@ -142,6 +146,17 @@ def test_wrong_answers_in_the_right_form_are_open_and_not_passed(capsys):
     assert report.fraction == 0
 
 
+@each_task
+def test_what_students_have_knows_no_answer(folder, check: Defence) -> None:
+    """A question has what its text says, and only the grader's package knows more."""
+    for question, right in questions(folder, check, "ada"):
+        unit = 1e-6 if question.asks == "before" else 1
+        numbers = {*map(float, re.findall(r"\d[\d.e+]*", question.text))}
+        shift = question.asks != "before"
+        assert {float(f"{n / unit + shift:.4g}") for n in question.about} <= numbers
+        assert right and vars(question).keys() == {"text", "asks", "rank", "about", "functions"}
+
+
 def call(turn: int, size: int, start: float, end: float, outer: int, inner: int) -> Event:
     lines = (("outer", outer), ("outer.inner", inner))
     fields = 0, "send", (0,), None, size, "float32", 1, start, end, "a line"
@@ -167,9 +182,9 @@ def asked_by(kind):
     for question in drawn:
         names = re.findall(r"`(.+)`", question.text)
         numbers = re.findall(r"\d[\d.e+]*", question.text.replace("rank 0", ""))
-        assert len(numbers) == len(question.right) <= 3
-        pairs = zip(map(float, numbers), question.right, strict=True)
-        answers |= {(*names, *pair) for pair in pairs}
+        right, _ = answer_to(question, BY_HAND)
+        assert len(numbers) == len(right) <= 3
+        answers |= {(*names, float(n), answer) for n, answer in zip(numbers, right, strict=True)}
     return answers
 
 
