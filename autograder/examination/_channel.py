@@ -116,12 +116,12 @@ class Channel:
         if self._error is not None:
             raise self._error
 
-    def wait_until_ready(self, seconds: float = START_SECONDS) -> bool:
+    def wait_until_ready(self) -> bool:
         """Send what is queued until the process has started; return whether it did so in time.
 
         Messages that arrive after the sign of readiness are kept for the next caller.
         """
-        until = time.monotonic() + seconds
+        until = time.monotonic() + START_SECONDS
         self._serve_until(lambda: self.ready, lambda: until - time.monotonic())
         return self.ready
 

@@ -284,7 +284,7 @@ class CaseRanks(Exchange):
                 case.network,
                 lambda rank, kind, value: channels[rank].send(kind, value),
                 check.computes(case, inputs) if check.computes else (),
-                answers and (lambda rank, question: answers(inputs[rank], question)),
+                answers and (lambda rank, question: answers(inputs[rank]["own"], question)),
             )
         super().__init__(channels, fabric, "case" if on is None else f"case on {on.upper()} ranks")
         self._sandbox, self._check, self._inputs = sandbox, check, inputs

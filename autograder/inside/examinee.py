@@ -40,6 +40,7 @@ from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.for_graders import NEEDED, collapse, lone_rank, redirect_output, serve
 from course_lib.ranks.wire import decode, encode, receive, send
 
+MAX_TOUCHED = 100
 _REPORTERS = (
     ("course_lib.checking", "on_ranks"),
     ("autograder", "inside"),
@@ -135,7 +136,7 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
         reply = do_work(program, rank_input, packed, labels)
         with suppress(OSError):
             touched = [_clean(misuse.words) for misuse in context.handles.misuses if misuse.did]
-            send(channel, ("touched", touched))
+            send(channel, ("touched", touched[:MAX_TOUCHED]))
             send(channel, reply)
     with suppress(OSError):
         channel.recv(1)  # stay alive until the examiner ends the case

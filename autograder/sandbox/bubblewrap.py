@@ -35,7 +35,7 @@ from typing import IO, Literal, Self
 
 from autograder.course import Settings
 from autograder.errors import BubblewrapUnavailable, SandboxUnavailable
-from autograder.sandbox.mounts import Mount, tree
+from autograder.sandbox.mounts import Mount, prepare, tree
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import accounts, is_root, make_sure_of_uids, rights_to_make_cells
 
@@ -82,8 +82,9 @@ class SandboxedProcess:
         pid: bubblewrap's process, a child of this one. If it is killed, everything inside dies.
 
     Raises:
-        SandboxUnavailable: bubblewrap is missing or did not start, for example because a source of
-            a mount does not exist.
+        SandboxUnavailable: bubblewrap is missing or did not start.
+        FileNotFoundError: a source does not exist.
+        PermissionError: opened by root, and other users may not read a source.
     """
 
     def __init__(
@@ -99,6 +100,9 @@ class SandboxedProcess:
     ) -> None:
         program = (bubblewrap or probe()).path
         env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **(env or {})}
+        mounts = [*accounts(), *mounts]
+        for mount in mounts:
+            prepare(mount, by_others=is_root())
         with contextlib.ExitStack() as opened:
             info, info_sink = opened.enter_context(_pipe())
             fds = [info_sink.fileno(), *pass_fds]
@@ -115,7 +119,7 @@ class SandboxedProcess:
                 *("--unshare-cgroup-try", "--hostname", "sandbox"),
                 *(part for item in env.items() for part in ("--setenv", *item)),
                 *rights_to_make_cells(),
-                *tree([*accounts(), *mounts], tmp, file_of),
+                *tree(mounts, tmp, file_of),
                 *("--chdir", "/tmp", "--", *command),
             ]
             self._process = _start(arguments, log or subprocess.DEVNULL, fds)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,55 +24,67 @@ _MOST = 10_000
 _MANY = {Tensor: "tensors", list: "lists", tuple: "lists", int: "whole numbers", str: "texts"}
 
 
-def expect_form(
-    value: Any, right: Any, owner: str, place: str = "", *, kinds: bool = False
-) -> None:
+def expect_form(value: Any, right: Any, owner: str, *, kinds: bool = False) -> None:
     """Raise `Wrong` if `right` has a dict or a list at a place where the value has something else.
 
     `expect_equal` compares what is in them, and their number, because it also recognises known
     mistakes. A judge that compares by itself needs `kinds`: then the value has the same keys, and
     everywhere a tensor of the same dtype and number of dimensions, a number, an integer, a text, or
-    None, as the right value has. Lists may have other lengths, unless the right one is empty.
+    None, as the right value has. Lists may have other lengths. Where the right one is empty, each
+    item is like something in the right value.
 
     Args:
         value: what a rank returned; anything.
         right: what the rank should have returned. The message uses the keys of its dicts as words.
         owner: whose value it is: ``rank 2``; empty if there is only one rank.
-        place: the keys and positions that lead to this value.
         kinds: whether the keys of dicts and the kinds of values must be the same, too.
 
     """
+    examples = {_kind_of(leaf): leaf for _, leaf in leaves(right)}
+    _expect_like(value, right, owner, "", list(examples.values()) if kinds else None)
+
+
+def _kind_of(leaf: Any) -> Any:
+    return (leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else type(leaf)
+
+
+def _expect_like(
+    value: Any, right: Any, owner: str, place: str, examples: Sequence[Any] | None
+) -> None:
     name = f"the answer{place}" if place[:1] in ("", "[") else place.replace(" {}", "")
     name = f"{owner}: {name}" if owner else name
-    if not _is_like(value, right, kinds):
+    if not _is_like(value, right, examples):
         raise Wrong(f"{name} is {describe(value)}, expected {_words(right)}")
     if isinstance(right, dict):
-        if kinds and value.keys() != right.keys():
+        if examples is not None and value.keys() != right.keys():
             raise Wrong(f"{name} has the keys {str(list(value))[:60]}, expected {list(right)}")
         for key in right.keys() & value.keys():
-            below = f"{place} {key}".strip()
-            expect_form(value[key], right[key], owner, below, kinds=kinds)
-    elif isinstance(right, list | tuple):
-        for i, item in enumerate(value if kinds else value[: len(right)]):
+            _expect_like(value[key], right[key], owner, f"{place} {key}".strip(), examples)
+    elif isinstance(right, list | tuple) and right:
+        for i, item in enumerate(value[: len(right)] if examples is None else value):
             like = right[min(i, len(right) - 1)]
-            expect_form(item, like, owner, numbered(place, i), kinds=kinds)
+            _expect_like(item, like, owner, numbered(place, i), examples)
 
 
-def _is_like(value: Any, right: Any, kinds: bool) -> bool:
-    """Return whether a value is a dict or a list like the right one, or with `kinds` like it."""
+def _is_like(value: Any, right: Any, examples: Sequence[Any] | None) -> bool:
+    """Return whether a value is a dict or a list like the right one, or with examples like it."""
     if isinstance(right, dict):
         return isinstance(value, dict)
     if isinstance(right, list | tuple):
-        most = _MOST if right else 0
-        return isinstance(value, list | tuple) and (len(value) <= most or not kinds)
-    if not kinds:
+        short = isinstance(value, list | tuple) and (examples is None or len(value) <= _MOST)
+        return short and (bool(right) or examples is None or _is_made_of(value, examples))
+    if examples is None:
         return True
-    if isinstance(right, Tensor):
-        alike = isinstance(value, Tensor) and value.dtype == right.dtype
-        return alike and value.dim() == right.dim()
     if isinstance(right, float):
         return is_number(value)
-    return type(value) is type(right) and (type(right) is not int or is_number(value))
+    return _kind_of(value) == _kind_of(right) and (type(right) is not int or is_number(value))
+
+
+def _is_made_of(value: Any, examples: Sequence[Any]) -> bool:
+    inner = [leaf for _, leaf in islice(leaves(value), _MOST + 1)]
+    return len(inner) <= _MOST and all(
+        any(_is_like(leaf, example, examples) for example in examples) for leaf in inner
+    )
 
 
 def is_number(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+# The selectors begin with an element. Otherwise JupyterLab's own rules for output would win.
 _STYLE = Path(__file__).with_name("box.css").read_text(encoding="utf-8")
 
 

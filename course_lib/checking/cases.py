@@ -211,7 +211,7 @@ class Check:
             program declares by calls of `course_lib.ranks.compute`: seconds of a call → number of
             such calls. The grader ignores any other time that a rank declares, and a case fails if
             some of this time is missing. By default a check does not use that time.
-        answers: ``answers(mine, question)`` answers a question that the program asks, and returns
+        answers: ``answers(own, question)`` answers a question that the program asks, and returns
             the answer and its virtual seconds. In the grader the examiner calls it, outside the
             sandbox.
         withheld: keys of the input that only `answers` sees, and no student's code in a sandbox.

@@ -79,9 +79,7 @@ def by_judge(
         seconds=seconds,
         expects=tuple(expects),
         worth=dict(worth or {}),
-        answers=None
-        if answers is None
-        else lambda rank_input, question: answers(rank_input["own"], question),
+        answers=answers,
         withheld=tuple(withheld),
         only_on=tuple(only_on),
     )

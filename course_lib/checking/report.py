@@ -203,7 +203,7 @@ class CheckReport:
                 lines.append(textwrap.indent(first.detail, _IN))
                 explained = True
             if similar:
-                names = _the_first(list(map(self.title_of, similar)))
+                names = _the_first_two(list(map(self.title_of, similar)))
                 lines += _wrapped(f"{self.the_same(len(similar))}: {names}")
         lines += [f"  {self.points}"] if self.points else []
         return "\n".join(lines)
@@ -240,9 +240,8 @@ def _place(result: CaseResult) -> tuple[Any, ...]:
     return not result.ran, result.hidden, () if result.hidden else tuple(result.difficulty)
 
 
-def _the_first(names: Sequence[str], limit: int = 2) -> str:
-    remainder = [f"and {len(names) - limit} more"] if len(names) > limit else []
-    return " · ".join([*names[:limit], *remainder])
+def _the_first_two(names: Sequence[str]) -> str:
+    return " · ".join([*names[:2], *([f"and {len(names) - 2} more"] if names[2:] else [])])
 
 
 def _wrapped(text: str) -> list[str]:

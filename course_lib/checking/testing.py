@@ -82,7 +82,6 @@ def testing_task(
     expect: Expect,
     candidates: Sequence[Candidate],
     worth: Mapping[str, float],
-    seconds: float | None = None,
 ) -> Check:
     """Return the check of a task in which a student writes ``function(run) -> bool``.
 
@@ -97,7 +96,6 @@ def testing_task(
         candidates: the solutions to judge.
         worth: part → its share of the points. A part is earned if all of its wrong solutions are
             found and all of its right ones are accepted. So every part needs both.
-        seconds: time limit of one case.
 
     """
 
@@ -145,7 +143,6 @@ def testing_task(
         judge=_right_verdict,
         cases=[candidate.case() for candidate in candidates],
         worth=worth,
-        seconds=seconds,
         only_on=(0,),
     )
 

@@ -13,6 +13,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,34 +137,32 @@ class _Strict:
     """
 
     def __init__(self) -> None:
-        self._lock, self._active, self._before = threading.Lock(), 0, 0
-        self._quiet: Any = None
-        self._join: Any = None
+        self._lock, self._active, self._left = threading.Lock(), 0, ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._active:
-                self._quiet = warnings.catch_warnings(action="ignore")
-                self._quiet.__enter__()
-                self._before = torch.get_deterministic_debug_mode()
+                self._left.enter_context(warnings.catch_warnings(action="ignore"))
+                before, join = torch.get_deterministic_debug_mode(), dist.init_process_group
+                self._left.callback(torch.set_deterministic_debug_mode, before)
+                self._left.callback(setattr, dist, "init_process_group", join)
                 torch.set_deterministic_debug_mode("warn")
-                self._join, dist.init_process_group = dist.init_process_group, self._refuse
+                dist.init_process_group = functools.partial(_join, join)
             self._active += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._active -= 1
             if not self._active:
-                torch.set_deterministic_debug_mode(self._before)
-                self._quiet.__exit__(None, None, None)
-                dist.init_process_group = self._join
+                self._left.close()
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> None:
-        if dist.is_initialized():
-            raise ValueError(
-                "init_process_group: the caller has made the process group already, so use that one"
-            )
-        self._join(*args, **kwargs)
+
+def _join(join: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    if dist.is_initialized():
+        raise ValueError(
+            "init_process_group: the caller has made the process group already, so use that one"
+        )
+    join(*args, **kwargs)
 
 
 _STRICT = _Strict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -110,18 +111,23 @@ for line in sys.stdin:
 
 @pytest.fixture
 def fake_workers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[subprocess.Popen[bytes]]]:
-    """Return a function that makes workers fakes, later ones like the last; and their processes."""
+    """Return a function that makes workers fakes, later ones like the last; and their processes.
+
+    Those that are to behave as "no memory" cannot be started.
+    """
     popen = subprocess.Popen
+    monkeypatch.setattr(pool, "PAUSE_SECONDS", 0.05)
 
     def be(*behaviours: str) -> list[subprocess.Popen[bytes]]:
-        started: list[subprocess.Popen[bytes]] = []
+        started, following = [], itertools.chain(behaviours, itertools.repeat(behaviours[-1]))
 
         def fake(command: list[str], **options: Any) -> Any:
             variables, _, option, *_ = command[command.index("env") + 1 :]
             assert option == "-P", "it imports nothing from its working folder"
             assert variables.split(os.pathsep)[0] == f"PYTHONPATH={ROOT}", "our clone"
             assert not options.get("pass_fds")
-            behaviour = behaviours[min(len(started), len(behaviours) - 1)]
+            if (behaviour := next(following)) == "no memory":
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             fakes = [*command[: command.index("env")], sys.executable, "-c", FAKE_WORKER, behaviour]
             started.append(popen(fakes, **options))
             return started[-1]
@@ -157,24 +163,6 @@ def test_a_submission_on_which_workers_fail_stops_no_other(
     assert all(message in outcome.failed for outcome in outcomes if outcome.failed), outcomes
 
 
-@pytest.fixture
-def no_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return a function that says which starts of workers fail: those at a "-", and the rest."""
-
-    def be(starts: str) -> None:
-        start, left = subprocess.Popen, iter(starts)
-
-        def popen(*command: Any, **options: Any) -> Any:
-            if next(left, "-") == "+":
-                return start(*command, **options)
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-        monkeypatch.setattr(subprocess, "Popen", popen)
-        monkeypatch.setattr(pool, "PAUSE_SECONDS", 0.05)
-
-    return be
-
-
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     ("behaviour", "message"),
@@ -185,10 +173,9 @@ def no_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     ],
 )
 def test_the_pool_gives_up_only_if_no_worker_starts(
-    course, fake_workers, no_memory, monkeypatch, behaviour, message
+    course, fake_workers, monkeypatch, behaviour, message
 ):
     started = fake_workers(behaviour)
-    no_memory("+" * 9 * (behaviour != "no memory"))
     settings = Settings()
     if behaviour == "says nothing":
         monkeypatch.setattr(pool, "START_SECONDS", 0.2)
@@ -200,21 +187,17 @@ def test_the_pool_gives_up_only_if_no_worker_starts(
     assert all(worker.poll() is not None for worker in started)
 
 
-def test_what_was_graded_counts_if_later_no_worker_starts(course, fake_workers, no_memory):
-    fake_workers("fails")
-    no_memory("+")
+def test_what_was_graded_counts_if_later_no_worker_starts(course, fake_workers):
+    fake_workers("fails", "no memory")
     paths = [*reversed(paths_of(course))]  # "late" first
     outcomes = pool.grade_all(course.root, ASSIGNMENT, paths, Settings())
     failed = "[Errno 12] Cannot allocate memory (not tried again)"
     assert [outcome.failed for outcome in outcomes] == ["", *[failed] * (len(CLASS) - 1)]
 
 
-@pytest.mark.parametrize(("starts", "jobs"), [("-", 1), ("--", 2)])
-def test_a_worker_that_cannot_start_is_started_again(
-    course: Course, fake_workers: Any, no_memory: Any, starts: str, jobs: int
-) -> None:
-    fake_workers("is killed")
-    no_memory(starts + "+" * 9)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_worker_that_cannot_start_is_started_again(course, fake_workers, jobs):
+    fake_workers(*["no memory"] * jobs, "is killed")
     outcomes = pool.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings(), jobs=jobs)
     assert {outcome.failed for outcome in outcomes} == {""}
 

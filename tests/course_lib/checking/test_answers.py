@@ -50,14 +50,15 @@ def test_a_comparison_says_where_an_answer_has_another_form(value, message: str)
         (changed(loss=torch.zeros(2)), "a tensor of shape [2], float32, expected a number"),
         (changed(steps=[["F", 0], ["B", "0"]]), "steps[1][1] is str '0', expected a whole number"),
         (changed(steps=[["F", 0]] * 10_001), "steps is a list of 10001"),
-        (changed(none=[1]), "none is a list of 1: [1], expected an empty list"),
+        (changed(none=[None]), "none is a list of 1: [None], expected an empty list"),
     ],
 )
 def test_a_judge_sees_only_the_kinds_of_the_right_value(value, message: str) -> None:
     with pytest.raises(Wrong) as caught:
         expect_form(value, RIGHT, "rank 1", kinds=True)
     assert message in caught.value.message
-    fewer_and_more = changed(g_=[torch.ones(7)], loss=2, steps=(["F", 0], ["B", 5], ("B", 6)))
+    steps = (["F", 0], ["B", 5], ("B", 6))
+    fewer_and_more = changed(g_=[torch.ones(7)], loss=2, steps=steps, none=[[7, "B"]])
     expect_form(fewer_and_more, RIGHT, "rank 1", kinds=True)
 
 

@@ -55,7 +55,9 @@ ODD = [
         *("05_bucketing_and_overlap", "data_parallel", gives((None, nullcontext))),
         "finish is NoneType, expected a function",
     ),
+    ("06_compression", "quantize", gives(None), "wire is None"),
     ("08_decentralized_training", "choose_graph", gives(None), "expected (which, seconds)"),
+    ("09_sharding_the_model", "pipeline_schedule", gives(3), "that holds a list of steps, such as"),
     ("09_sharding_the_model", "column_parallel", gives(len), "expected an nn.Module"),
 ]
 
