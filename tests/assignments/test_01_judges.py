@@ -23,7 +23,7 @@ def judged(epochs: list[list[torch.Tensor]]) -> None:
         "epoch {}, batch {}, with the other drop_last": [with_the_rest],
         "many epochs": [],
     }
-    judge.test(Case("11 rows", 1), [inputs], [value], [value])
+    judge(Case("11 rows", 1), [inputs], [value], [value])
 
 
 def test_two_epochs_may_be_equal_by_chance() -> None:
