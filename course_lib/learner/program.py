@@ -25,13 +25,12 @@ def parse(
 ) -> tuple[ModuleType, argparse.Namespace]:
     """Return the module of the command that is given, and its arguments, or exit with a message.
 
-    The `options` are those of every command's own parser.
-
     Args:
         parser: the program's own options.
         package: with a module for each command.
         lines: each command's name → its line in ``--help``.
         argv: the command line. What the command does not know is in ``arguments.more``.
+        **options: of every command's own parser.
 
     """
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
