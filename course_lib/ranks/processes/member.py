@@ -109,11 +109,17 @@ def fork_member(
 
 def ask_for_stacks(server: ForkServer, members: Sequence[Member]) -> dict[int, str]:
     """Have ranks write their stacks; return rank → text."""
-    for member in members:
-        member.dump_at = os.fstat(member.dump_fd).st_size
+    _skip_dumps(members)
     server.signal([member.pid for member in members], signal.SIGUSR1)
     until = time.monotonic() + _DUMP_LIMIT
-    return {m.rank: wait_for_dump(m.dump_fd, m.dump_at, until) for m in members}
+    dumps = {m.rank: wait_for_dump(m.dump_fd, m.dump_at, until) for m in members}
+    _skip_dumps(members)  # the last words of a rank that crashes later are not these
+    return dumps
+
+
+def _skip_dumps(members: Sequence[Member]) -> None:
+    for member in members:
+        member.dump_at = os.fstat(member.dump_fd).st_size
 
 
 def find_asleep(

@@ -9,8 +9,9 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from course_lib.ranks import RankError
+from course_lib.ranks import RankError, RanksError
 from course_lib.ranks.processes.fork_client import shared_server
 
 # Fresh ranks would otherwise import this file, and pytest with it, after every failure.
@@ -45,6 +46,27 @@ def test_a_process_that_ends_in_a_call(ranks, end, name: str) -> None:
     with pytest.raises(RankError, match=f"Rank 2's process ended: signal {name}") as caught:
         ranks.run(program)
     assert name == "SIGKILL" or caught.value.states[2].where.startswith("test_failures.py, line ")
+
+
+def backward_against_a_receive() -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(1), src=1)
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+def test_a_crash_is_told_by_its_own_line_and_not_that_of_an_earlier_hang(ranks) -> None:
+    with pytest.raises(RanksError, match="wait for one another"):
+        ranks.run(backward_against_a_receive)
+    with pytest.raises(RankError) as caught:
+        ranks.run(crash)
+    line = crash.__code__.co_firstlineno + 1
+    first = caught.value.states[caught.value.rank]
+    assert first.where.startswith(f"test_failures.py, line {line}")
 
 
 def test_killed_between_two_calls(ranks) -> None:
