@@ -65,7 +65,7 @@ def make_sure_of(url: str, *, writes: bool) -> None:
     mode = "rw" if writes else "ro"
     address = f"file:{urllib.parse.quote(os.fsencode(path))}?mode={mode}"
     try:
-        with closing(sqlite3.connect(address, _PATIENCE, uri=True)) as database:
+        with closing(sqlite3.connect(address, timeout=_PATIENCE, uri=True)) as database:
             finding = database.execute("PRAGMA quick_check(1)").fetchone()
             if finding != ("ok",):
                 raise sqlite3.DatabaseError(finding[0] if finding else "it has no content")
