@@ -29,11 +29,10 @@ from typing import Any
 import cloudpickle
 import torch
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from autograder.inside import cell, handover, scratch
 from autograder.inside.fabric_client import FabricClient, FabricStopped
-from course_lib.learner.no_display import without_display
+from course_lib.learner.no_display import plain_shell, run_cell
 from course_lib.limits import MAX_TEXT
 from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
@@ -94,23 +93,16 @@ def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
 
 
 def _shell() -> InteractiveShell:
-    # IPython's history would start a thread, but a cell may have reached the limit of threads.
-    without_history = Config({"HistoryManager": {"enabled": False}})
-    shell = InteractiveShell.instance(config=without_history)
+    shell = plain_shell()
     # The error is reported separately from the output.
     shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
-    without_display(shell)
     return shell
 
 
 def _run_cell(shell: InteractiveShell, source: str, number: int) -> dict[str, Any]:
-    shell.execution_count = number  # "Cell In[3]" is then the third cell of the graded notebook
     printed, errors = CappedText(), CappedText()
     with redirect_stdout(printed), redirect_stderr(errors):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        result = shell.run_cell(source, store_history=True)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    error = result.error_before_exec or result.error_in_exec
+        _, error = run_cell(shell, source, number)
     failure = None
     if error is not None:
         if error.__traceback__ is not None:

@@ -15,14 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
-from course_lib.learner.no_display import without_display
-
-OPTIONS = {
-    "InteractiveShell": {"colors": "nocolor"},
-    "HistoryManager": {"enabled": False},  # it would write into the user's folder
-}
+from course_lib.learner.no_display import plain_shell, run_cell
 
 
 def main() -> None:
@@ -31,8 +25,7 @@ def main() -> None:
     threading.Thread(target=_end_with_the_parent, args=[os.getppid()], daemon=True).start()
     pipe = Connection(int(sys.argv[1]))
     os.set_inheritable(pipe.fileno(), False)
-    shell = InteractiveShell.instance(config=Config(OPTIONS))
-    without_display(shell)
+    shell = plain_shell(InteractiveShell={"colors": "nocolor"})
     shell.displayhook.write_output_prompt = lambda: None  # type: ignore[method-assign]
     _be_quiet_about_failed_checks(shell)
     importlib.import_module("course_lib.checking")  # as in the grader, it takes no cell's time
@@ -64,12 +57,8 @@ def _be_quiet_about_failed_checks(shell: Any) -> None:
 
 def _run(shell: InteractiveShell, number: int, source: str) -> dict[str, Any]:
     """Run a cell; return the report of its check, if it has one, and its error in words."""
-    shell.execution_count = number  # a traceback says: Cell In[number]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    result = shell.run_cell(source, store_history=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    error = result.error_before_exec or result.error_in_exec
-    report = getattr(error, "report", result.result)
+    result, error = run_cell(shell, source, number)
+    report: Any = getattr(error, "report", result.result)
     outcome: dict[str, Any] = {}
     if hasattr(report, "fraction"):
         undecided = getattr(report, "undecided", "")
