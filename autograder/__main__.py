@@ -94,7 +94,7 @@ def _run() -> int:
     course.add_argument(
         "--course", type=Path, help="the course folder (default: this folder or one above it)"
     )
-    if in_the_way := _in_the_way():
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS and (in_the_way := _in_the_way()):
         print(f"autograder: {in_the_way}", file=sys.stderr)
         return 2
     module, arguments = parse(
