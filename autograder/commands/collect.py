@@ -1,8 +1,17 @@
-"""``autograder collect``: take submissions from the exchange, a folder or a system's zip.
+r"""Copy submissions to grading/submitted: from nbgrader's exchange, from a folder, or from a zip.
 
-Collected submissions are stored in ``grading/submitted/STUDENT/ASSIGNMENT``, with nbgrader's
-``timestamp.txt``. Replaced submissions are kept in ``grading/earlier``. No file is unpacked to the
-path that its name in an archive gives.
+A folder has one folder or notebook per student. The zip is that of all submissions that Moodle,
+Canvas or Gradescope makes. Unsafe files are refused. A table says what was refused and why, and who
+is late. You can collect as often as you like: the latest submission counts, and earlier ones are
+kept in grading/earlier.
+
+For example::
+
+  autograder collect 02_data_parallel_sgd exchange
+  autograder collect 02_data_parallel_sgd ~/Downloads/submissions.zip --roster canvas_grades.csv
+  autograder collect 02_data_parallel_sgd COMP4901Y-hw2.zip --roster worksheet.csv \
+      --due "2026-11-20 23:59" --timezone Asia/Hong_Kong
+  autograder collect 02_data_parallel_sgd handed_in/ --dry-run
 """
 
 from __future__ import annotations
@@ -26,19 +35,6 @@ from autograder.course import Folders, load_config
 from autograder.files import write_whole
 from autograder.tables import csv_text, format_rows
 from course_lib.ranks.explain.words import counted
-
-DESCRIPTION = """\
-Copy submissions to grading/submitted: from nbgrader's exchange, from a folder (with one folder or
-notebook per student), or from the zip of all submissions that Moodle, Canvas or Gradescope makes.
-Unsafe files are refused. A table says what was refused and why, and who is late. You can collect as
-often as you like: the latest submission counts, and earlier ones are kept in grading/earlier."""
-EXAMPLES = """\
-examples:
-  autograder collect 02_data_parallel_sgd exchange
-  autograder collect 02_data_parallel_sgd ~/Downloads/submissions.zip --roster canvas_grades.csv
-  autograder collect 02_data_parallel_sgd COMP4901Y-hw2.zip --roster worksheet.csv \\
-      --due "2026-11-20 23:59" --timezone Asia/Hong_Kong
-  autograder collect 02_data_parallel_sgd handed_in/ --dry-run"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

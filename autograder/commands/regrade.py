@@ -1,4 +1,10 @@
-"""``autograder regrade``: grade again after a check was fixed, or explain one student's grade."""
+"""Grade again and show old and new points side by side: who gains, who loses.
+
+Nothing is booked: autograder grade does that. The inputs are drawn from the same seeds as before. A
+submission whose points were not booked counts as graded for the first time, not as changed. With
+--one, examine one student again with the inputs of the verdict: print every case, also hidden ones
+in full, draw a timeline, and book nothing. This output is for instructors only.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +27,6 @@ from autograder.pool.class_list import NothingToGrade
 from autograder.pool.worker import Outcome
 from autograder.tables import format_rows
 from course_lib.checking.cases import AuthorError
-
-DESCRIPTION = (
-    "Grade again and show old and new points side by side: who gains, who loses. Nothing is "
-    "booked: autograder grade does that. The inputs are drawn from the same seeds as before. A "
-    "submission whose points were not booked counts as graded for the first time, not as changed. "
-    "With --one, examine one student again with the inputs of the verdict: print every case, also "
-    "hidden ones in full, draw a timeline, and book nothing. This output is for instructors only."
-)
 
 
 def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> str:

@@ -1,11 +1,8 @@
-"""``autograder release``: make the students' assignments from what instructors write.
+"""Make the notebook in assignments/NN_name from the one in instructor/NN_name.
 
-The notebook in ``assignments/NN_name/`` is nbgrader's release of the instructor's notebook in
-``instructor/NN_name/``, byte for byte, without solutions and mark schemes. The same is true of the
-other files next to it, such as figures. The notebook is committed, so that a student needs only a
-clone. Nobody edits it, because this command generates it again. ``checks.py`` and other Python
-files of ``assignments/NN_name/`` are written there by hand. They exist only there, and this command
-does not change them. The command also writes the overview ``assignments/README.md``.
+It has no solutions and no mark schemes. A notebook that shows a line of a solution is not written.
+The same source gives the same bytes. checks.py is in assignments/ only, and this command does not
+change it. The overview assignments/README.md is written, too.
 """
 
 from __future__ import annotations
@@ -24,12 +21,6 @@ from autograder.commands._pages import overview
 from autograder.course import find_sources, load_config
 from autograder.errors import CommandFailed
 
-DESCRIPTION = (
-    "Make the notebook in assignments/NN_name from the one in instructor/NN_name, without "
-    "solutions and mark schemes. Refuses to write a notebook that shows a line of a solution. The "
-    "same source gives the same bytes. checks.py is in assignments/ only, and this command does "
-    "not change it."
-)
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
 LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched in other lines
 LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
@@ -39,6 +30,9 @@ def release(
     root: Path, names: Sequence[str] = (), *, write: bool = True, say: Callable[[str], None] = print
 ) -> list[str]:
     """Generate the notebooks in ``assignments/`` again; return the paths that differed, sorted.
+
+    They are nbgrader's releases, byte for byte, and so are the other files beside them, such as
+    figures. They are committed, so that a student needs only a clone, and nobody edits them.
 
     Args:
         root: the course folder.

@@ -1,4 +1,9 @@
-"""``autograder status``: show the state of the class, assignment by assignment."""
+"""Show how many submissions each assignment has, and their state.
+
+The state is graded, outdated, failed, booked, or to be graded by hand. Outdated: code or checks
+changed after grading. Failed: the machine or a check failed. Booked: the gradebook has points,
+perhaps older ones. The command changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,6 @@ from autograder.course import Folders, Settings, load_config
 from autograder.pool.class_list import NothingToGrade, assignments, standings
 from autograder.tables import format_rows
 
-DESCRIPTION = (
-    "Show for each assignment how many submissions there are, and how many of them are graded, "
-    "outdated, failed, booked, or to be graded by hand. Outdated: code or checks changed after "
-    "grading. Failed: the machine or a check failed. Booked: the gradebook has points, perhaps "
-    "older ones. The command changes nothing."
-)
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
 
 
