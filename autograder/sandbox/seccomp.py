@@ -15,11 +15,14 @@ ENOSYS, because a filter cannot see its flags; libraries then fall back to ``clo
 
 from __future__ import annotations
 
+import csv
 import errno
+import functools
 import platform
 import signal
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 
 # Offsets in struct seccomp_data.
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # arguments have 8 bytes
@@ -33,106 +36,13 @@ _X32 = 0x40000000
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# Name → its number on x86_64 and on aarch64.
-WATCHING_OTHERS = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438),
-    "perf_event_open": (298, 241),
-}
-KERNEL_ITSELF = {
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "bpf": (321, 280),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "acct": (163, 89),
-    "syslog": (103, 116),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "clock_adjtime": (305, 266),
-    "adjtimex": (159, 171),
-    "open_by_handle_at": (304, 265),
-    "name_to_handle_at": (303, 264),
-    "lookup_dcookie": (212, 18),
-    "vhangup": (153, 58),
-    "fanotify_init": (300, 262),
-}
-NAMESPACES = {
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "open_tree_attr": (467, 467),
-}
-OTHER_CELLS = {
-    "inotify_init1": (294, 26),
-    "inotify_add_watch": (254, 27),
-    "mincore": (27, 232),
-    "cachestat": (451, 451),
-    "preadv2": (327, 286),  # its flag RWF_NOWAIT tells what the page cache has
-    "fadvise64": (221, 223),  # takes a file out of the page cache; a timed read tells that
-    "readahead": (187, 213),
-    "move_pages": (279, 239),  # tells on which memory node a page of a file is
-    "get_mempolicy": (239, 236),
-    "io_setup": (206, 0),  # of all io_setup together, the machine allows fs.aio-max-nr
-    "sysinfo": (99, 179),
-    "sched_rr_get_interval": (148, 127),
-}
-HIDDEN_MEMORY = {
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-}
-LOCKS = {
-    "flock": (73, 32),
-    "setsid": (112, 157),  # /proc/self/autogroup has its number, which counts those of all cells
-    "futex_waitv": (449, 449),
-    "futex_wake": (454, 454),
-    "futex_wait": (455, 455),
-    "futex_requeue": (456, 456),
-}
-BY_ARGUMENTS = {
-    "clone": (56, 220),
-    "clone3": (435, 435),
-    "fcntl": (72, 25),
-    "futex": (202, 98),
-    "kill": (62, 129),
-    "madvise": (28, 233),
-    "prlimit64": (302, 261),
-    "setrlimit": (160, 164),
-    "socket": (41, 198),
-    "tgkill": (234, 131),
-}
-_INOTIFY_INIT = 253  # on x86_64 only
+_TABLE = Path(__file__).with_name("calls.csv")
+"""A line for each call: its numbers, and the kind that says when it is refused.
+
+``others`` watch other processes, and ``kernel`` change the kernel itself: always. ``namespaces``;
+``cells``, which tell of other cells; ``memory``, which no process appears to hold: to students.
+``locks``: to students, unless they may lock. ``arguments``: as the code below says.
+"""
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 8, 9, 10, 11, 1030, 1032)
 """Commands on descriptors, pipes and signals. Others, such as locks, concern the file, or what all
 processes of a user have together (F_SETPIPE_SZ)."""
@@ -149,6 +59,14 @@ class UnknownArchitecture(RuntimeError):
     """The numbers of system calls are not known for this processor."""
 
 
+def numbers_of(machine: str, *kinds: str) -> dict[str, int]:
+    """Return the calls of these kinds that a machine has → their numbers."""
+    with _TABLE.open(encoding="utf-8") as table:
+        rows = [row for row in csv.DictReader(table) if row["kind"] in kinds and row[machine]]
+    return {row["call"]: int(row[machine]) for row in rows}
+
+
+@functools.cache
 def seccomp_filter(
     machine: str | None = None, *, namespaces: bool = False, locks: bool = False, tcp: bool = False
 ) -> bytes:
@@ -173,8 +91,7 @@ def seccomp_filter(
         raise UnknownArchitecture(
             f"no seccomp filter for {machine}, only for {', '.join(_ARCHITECTURES)}"
         )
-    column = list(_ARCHITECTURES).index(machine)
-    number = {name: numbers[column] for name, numbers in BY_ARGUMENTS.items()}
+    number = numbers_of(machine, "arguments")
     code = [
         _instruction(_LOAD, _ARCHITECTURE),
         _instruction(_EQUAL, _ARCHITECTURES[machine], yes=1),
@@ -183,13 +100,13 @@ def seccomp_filter(
     ]
     if machine == "x86_64":
         code += [_instruction(_AT_LEAST, _X32, no=1), _refuse(errno.ENOSYS)]
-    refused = {**WATCHING_OTHERS, **KERNEL_ITSELF}
+    kinds = ["others", "kernel"]
     if not namespaces:
-        refused |= NAMESPACES | OTHER_CELLS | HIDDEN_MEMORY | ({} if locks else LOCKS)
-    for numbers in refused.values():
-        code += [_instruction(_EQUAL, numbers[column], no=1), _refuse(errno.EPERM)]
-    if machine == "x86_64" and not namespaces:
-        code += [_instruction(_EQUAL, _INOTIFY_INIT, no=1), _refuse(errno.EPERM)]
+        kinds += ["namespaces", "cells", "memory"]
+    if not namespaces and not locks:
+        kinds += ["locks"]
+    for refused in numbers_of(machine, *kinds).values():
+        code += [_instruction(_EQUAL, refused, no=1), _refuse(errno.EPERM)]
     if not namespaces:
         first, second, third = (_FIRST_ARGUMENT + 8 * i for i in range(3))
         code += _of_call(number["kill"], _ends_itself(second))
