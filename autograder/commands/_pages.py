@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from string import Template
 
 import nbformat
 
@@ -16,30 +17,13 @@ from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import EVERYWHERE, mutants_of
 
 _TRIED = {"simulated": "on simulated ranks", "cpu": "on CPU ranks", "grader": "in the sandbox"}
-_OVERVIEW_HEAD = """\
-# Assignments
-
-One folder for each assignment. `make lab` copies them to your desk, where you work. Beside each
-notebook lies `checks.py`, with its checks; some have longer judges in `judges.py`.
-
-Before an assignment was handed out, its checks were tried with wrong and with right solutions that
-people write: on simulated ranks, on CPU ranks, and in the grader's sandbox. They must refuse all
-wrong ones, and pass all right ones.
-
-| assignment | tasks | points | time | wrong, refused | right, passed | tried |
-|---|---|---|---|---|---|---|
-"""
-_FOOT = """
-*Tasks* are those that a check examines. *Points* are for these tasks + for questions that a person
-reads. `make test-all` tries all solutions again, `make test` some of them. Made by
-`python -m autograder release`.
-"""
+_PAGE = Path(__file__).with_name("overview.md")
 
 
 def overview(sources: Path) -> str:
     """Return the text of ``assignments/README.md`` for all assignments in `sources`."""
     rows = [_overview_row(path) for path in sorted(sources.glob("*/mutants.py"))]
-    return _OVERVIEW_HEAD + "\n".join(rows) + "\n" + _FOOT
+    return Template(_PAGE.read_text(encoding="utf-8")).substitute(rows="\n".join(rows))
 
 
 def _overview_row(path: Path) -> str:
