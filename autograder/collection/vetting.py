@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.collection.listing import Entry, SourceError, inner_zip
+from autograder.collection.listing import Entry, SourceError, inner_zip, without_top
 from autograder.collection.repair import (
     MAX_ALL,
     MAX_FILE,
@@ -193,13 +193,10 @@ def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
             unpacked.append(entry)
             continue
         try:
-            inside = inner_zip(entry, MAX_ALL)
+            inside = without_top(inner_zip(entry, MAX_ALL))
         except (SourceError, OSError) as error:
             vetted.refused.append((entry.path, str(error)))
             continue
-        tops = {member.path.partition("/")[0] for member in inside}
-        if len(tops) == 1 and all("/" in e.path for e in inside):  # the folder that was zipped
-            inside = [replace(e, path=e.path.partition("/")[2]) for e in inside]
         vetted.notes.append(f"unpacked {entry.name}")
         if (count := len(inside)) > _MOST_UNPACKED:
             inside.sort(key=lambda member: not member.name.lower().endswith(".ipynb"))

@@ -73,7 +73,7 @@ def grade_class(
             if again or not (verdict := verdict_on(folders, path, settings)):
                 waiting.append(path)
                 continue
-            target = str(folders.graded(assignment, verdict.student) / f"{verdict.key}.json")
+            target = str(verdict.kept_in(folders))
             graded.append(Outcome(str(path), target, unchanged=True, notes=verdict.notes))
             _remember(folders, graded[-1])
         numbers = itertools.count(1)

@@ -252,9 +252,8 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
 
 def keep(nb: NotebookNode, verdict: Verdict, folders: Folders) -> None:
     """Write a graded notebook, then its verdict: whoever reads the verdict finds the notebook."""
-    target = folders.graded(verdict.assignment, verdict.student) / f"{verdict.key}.json"
-    write_whole(target.with_suffix(".ipynb"), nbformat.writes(nb))
-    verdict.write(target)
+    write_whole(verdict.kept_in(folders).with_suffix(".ipynb"), nbformat.writes(nb))
+    verdict.write(verdict.kept_in(folders))
 
 
 _warm: dict[tuple[tuple[str, ...], int, bool], Sandbox] = {}
