@@ -20,16 +20,9 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+from autograder.collection import times
 from autograder.collection.collecting import Collected, collect
 from autograder.collection.formats import FORMATS
-from autograder.collection.times import (
-    book_due,
-    course_zone,
-    find_zone,
-    keep_zone,
-    read_time,
-    shown,
-)
 from autograder.commands import add_assignment
 from autograder.course import Folders, load_config
 from autograder.files import write_whole
@@ -82,10 +75,10 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Collect for the command line; return 0, or 1 if somebody's submission was refused."""
     write = not arguments.dry_run
     data = Folders.at(root).data
-    zone = find_zone(arguments.timezone) if arguments.timezone else course_zone(data)
+    zone = times.find_zone(arguments.timezone) if arguments.timezone else times.course_zone(data)
     if arguments.timezone and write:
-        keep_zone(data, arguments.timezone)
-    due = read_time(arguments.due, zone) if arguments.due else None
+        times.keep_zone(data, arguments.timezone)
+    due = times.read_time(arguments.due, zone) if arguments.due else None
     collected = collect(
         root,
         arguments.assignment,
@@ -99,14 +92,14 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         write=write,
     )
     if due and write:
-        book_due(load_config(root), arguments.assignment, due)
+        times.book_due(load_config(root), arguments.assignment, due)
     _report(root, arguments.assignment, collected, write)
     return int(any(not refusal.path for refusal in collected.refused))
 
 
 def _report(root: Path, assignment: str, collected: Collected, write: bool) -> None:
     lines = [
-        (r.student, r.name, r.action, shown(r.time, collected.zone), r.late or "", r.notes)
+        (r.student, r.name, r.action, times.shown(r.time, collected.zone), r.late or "", r.notes)
         for r in sorted(collected.rows, key=lambda row: row.student)
     ]
     lines += [(e.student, "", f"refused: {e.reason}", "", "", e.path) for e in collected.refused]
