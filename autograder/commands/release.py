@@ -23,6 +23,7 @@ from autograder.course import find_sources, load_config
 from autograder.errors import CommandFailed
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import EVERYWHERE, mutants_of
+from course_lib.learner.what_counts import is_answer, is_check, role
 
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
 LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched in other lines
@@ -158,9 +159,8 @@ def overview(sources: Path) -> str:
 def _overview_row(path: Path) -> str:
     name, mutants = path.parent.name, mutants_of(load_module(path))
     notebook = nbformat.read(path.parent / f"{name}.ipynb", as_version=4)
-    roles = [cell.metadata.get("nbgrader", {}) for cell in notebook.cells]
-    checked = [role["points"] for role in roles if role.get("grade") and not role["solution"]]
-    read = [role["points"] for role in roles if role.get("grade") and role["solution"]]
+    checked = [role(cell)["points"] for cell in notebook.cells if is_check(cell)]
+    read = [role(cell)["points"] for cell in notebook.cells if is_answer(cell)]
     text = " ".join(notebook.cells[0].source.split())
     takes = re.search(r"\*\*It takes\*\* (?:about )?(.+?)[.:;]", text)
     if takes is None:

@@ -22,6 +22,7 @@ from autograder.course import Folders
 from autograder.passes.tell import tell
 from autograder.tables import plain_text
 from course_lib.learner.notebooks import MARK_SCHEME
+from course_lib.learner.what_counts import role
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
@@ -80,7 +81,7 @@ def _with_names(html: str) -> str:
 
 def _is_theirs(cell: NotebookNode) -> bool:
     """Tell whether a student may have written a text cell; only our own cells get pictures."""
-    return not cell.metadata.get("nbgrader", {}).get("locked", False)
+    return not role(cell).get("locked")
 
 
 def locked(html: str) -> str:

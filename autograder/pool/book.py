@@ -27,6 +27,7 @@ from autograder.examination.verdict import Verdict, verdict_path
 from autograder.files import write_whole
 from autograder.gradebook import opened
 from autograder.pool.class_list import Standing, as_booked
+from course_lib.learner.what_counts import grade_id
 
 EXAMINE = "autograder.passes.autograde.Examine"
 BOOK = "autograder.pool.book.Book"
@@ -161,7 +162,7 @@ def _grades(
         if not path.is_file():
             continue
         texts = {
-            cell.metadata.nbgrader.grade_id: str(cell.source)
+            grade_id(cell): str(cell.source)
             for cell in nbformat.read(path, as_version=4).cells
             if is_solution(cell)
         }
