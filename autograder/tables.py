@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from course_lib.ranks.explain.words import format_table
+
 Row = Sequence[object]
 _STARTS_A_FORMULA = "=+-@"
 _FEW = 3
@@ -119,13 +121,8 @@ def csv_text(header: Sequence[str], rows: Iterable[Row], delimiter: str = ",") -
 
 
 def format_rows(header: Sequence[str], rows: Iterable[Row]) -> str:
-    """Return a table for a terminal. A 中 is two columns wide. Control characters are replaced."""
-    lines = [list(header), *([printable(_text(cell)) for cell in row] for row in rows)]
-    widths = [max(_width(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(c + " " * (w - _width(c)) for c, w in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    """Return a table for a terminal. Control characters are replaced."""
+    return format_table([header, *([printable(_text(cell)) for cell in row] for row in rows)])
 
 
 def _text(cell: object) -> str:
@@ -135,7 +132,3 @@ def _text(cell: object) -> str:
         surplus = len(cell) - _FEW
         return ", ".join(cell[:_FEW]) + (f" and {surplus} more" if surplus > 0 else "")
     return "" if cell is None else str(cell)
-
-
-def _width(text: str) -> int:
-    return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
