@@ -109,8 +109,9 @@ def seccomp_filter(
     for number in numbers_of(machine, *kinds).values():
         code += _rule(number, _REFUSE)
     if not namespaces:
+        numbers = numbers_of(machine, "arguments")
         for name, answer, *conditions in _rules(locks, _FAMILIES if tcp else _FAMILIES[:1]):
-            code += _rule(numbers_of(machine, "arguments")[name], answer, *conditions)
+            code += _rule(numbers[name], answer, *conditions)
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
 
 
