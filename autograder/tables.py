@@ -5,26 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import re
+import string
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+
+from course_lib.ranks.explain.words import format_table
 
 Row = Sequence[object]
 _STARTS_A_FORMULA = "=+-@"
 _FEW = 3
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #6b6b6b; --line: #d5d5d5; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #16181b; --soft: #a0a0a0;
-  --line: #3a3d42; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; }
-th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top;
-  text-align: left; overflow-wrap: anywhere; }
-th { font-weight: 600; color: var(--soft); }
-.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-"""
+_PAGE = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
@@ -69,16 +62,8 @@ def _html_cell(cell: object) -> str:
 def web_page(title: str, text: str, tables: Iterable[Table]) -> str:
     """Return one file with a text and tables; it has no script, and a browser requests nothing."""
     body = "\n".join(table.as_html() for table in tables)
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title><style>{_STYLE}</style></head><body>
-<h1>{escape(title)}</h1>
-<p>{escape(printable(text))}</p>
-{body}
-</body></html>
-"""
+    page = string.Template(_PAGE.read_text(encoding="utf-8"))
+    return page.substitute(title=escape(title), text=escape(printable(text)), tables=body)
 
 
 def bar(share: float, width: int = 24) -> str:
@@ -136,13 +121,8 @@ def csv_text(header: Sequence[str], rows: Iterable[Row], delimiter: str = ",") -
 
 
 def format_rows(header: Sequence[str], rows: Iterable[Row]) -> str:
-    """Return a table for a terminal. A 中 is two columns wide. Control characters are replaced."""
-    lines = [list(header), *([printable(_text(cell)) for cell in row] for row in rows)]
-    widths = [max(_width(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(c + " " * (w - _width(c)) for c, w in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    """Return a table for a terminal. Control characters are replaced."""
+    return format_table([header, *([printable(_text(cell)) for cell in row] for row in rows)])
 
 
 def _text(cell: object) -> str:
@@ -152,7 +132,3 @@ def _text(cell: object) -> str:
         surplus = len(cell) - _FEW
         return ", ".join(cell[:_FEW]) + (f" and {surplus} more" if surplus > 0 else "")
     return "" if cell is None else str(cell)
-
-
-def _width(text: str) -> int:
-    return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from autograder.collection.listing import Entry, SourceError
+from autograder.collection.listing import Entry, SourceError, without_top
 from autograder.collection.times import read_stamp, read_time
 
 _MOODLE = re.compile(
@@ -140,13 +140,10 @@ def _without_common_folder(entries: Sequence[Entry]) -> list[Entry]:
     A single folder ``ada/`` may be a student's. So the folder is left out only if it contains a
     name that Moodle, Canvas or Gradescope gives.
     """
-    tops = {entry.path.partition("/")[0] for entry in entries}
-    inside = [entry.path.partition("/")[2] for entry in entries]
-    if len(tops) != 1 or not all(inside) or next(iter(tops)) == "inbound":
-        return list(entries)
-    if not any(p.fullmatch(path) for p in _EXPORTS.values() for path in inside):
-        return list(entries)
-    return [replace(e, path=path) for e, path in zip(entries, inside, strict=True)]
+    inside = without_top(entries)
+    is_export = any(p.fullmatch(entry.path) for p in _EXPORTS.values() for entry in inside)
+    is_inbound = all(entry.path.startswith("inbound/") for entry in entries)
+    return inside if is_export and not is_inbound else list(entries)
 
 
 def _named(

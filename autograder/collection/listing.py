@@ -14,8 +14,8 @@ import stat
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -113,6 +113,15 @@ def inner_zip(entry: Entry, limit: int) -> list[Entry]:
     if len(data) > limit:
         raise SourceError(f"is larger than {limit // 2**20} MiB")
     return list_zip(io.BytesIO(data))
+
+
+def without_top(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the files without the folder that all of them are in, if there is one."""
+    tops = {entry.path.partition("/")[0] for entry in entries}
+    inside = [entry.path.partition("/")[2] for entry in entries]
+    if len(tops) != 1 or not all(inside):
+        return list(entries)
+    return [replace(entry, path=path) for entry, path in zip(entries, inside, strict=True)]
 
 
 def files_below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -91,6 +91,11 @@ def read_time(text: str, zone: tzinfo | None = None) -> datetime:
     return time.astimezone(UTC)
 
 
+def in_utc(time: datetime | None) -> datetime | None:
+    """Return a time of the gradebook, which names no zone, with its zone."""
+    return time.replace(tzinfo=UTC) if time else None
+
+
 def stamp(time: datetime) -> str:
     """Return the contents of ``timestamp.txt``, as ``nbgrader submit`` writes it."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f UTC")
@@ -132,8 +137,7 @@ def gradebook_due(config: Config, assignment: str) -> datetime | None:
     if not gradebook.exists(config):
         return None
     with gradebook.opened(config) as book:
-        due = {entry.name: entry.duedate for entry in book.assignments}.get(assignment)
-    return due.replace(tzinfo=UTC) if due else None
+        return in_utc({entry.name: entry.duedate for entry in book.assignments}.get(assignment))
 
 
 def book_due(config: Config, assignment: str, due: datetime) -> None:

@@ -9,24 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.collection.listing import Entry, SourceError, inner_zip
-from autograder.collection.repair import (
-    MAX_ALL,
-    MAX_FILE,
-    MAX_FILES,
-    MAX_NOTEBOOK,
-    cells_of,
-    notes_on_files,
-    read_content,
-    repaired,
-)
+from autograder.collection import repair
+from autograder.collection.listing import Entry, SourceError, inner_zip, without_top
 from course_lib.learner.what_counts import graded_cells, is_untouched, rebuild, tasks_in
 
 KINDS = {".ipynb", ".py", ".txt", ".md", ".csv", ".json", ".png", ".jpg", ".jpeg", ".pdf"}
@@ -38,7 +29,7 @@ _AGAIN = re.compile(
 )
 """What browsers, systems and people add to a file's name if that name exists already."""
 _COPY = re.compile(r"cop(?:y|ie)|kopie", re.IGNORECASE)
-_MOST_UNPACKED = 2 * MAX_FILES
+_MOST_UNPACKED = 2 * repair.MAX_FILES
 """Largest number of files of a student's zip that are looked at; notebooks come first."""
 _MOST_REFUSED = 20
 """Largest number of refused files of one submission that are listed one by one."""
@@ -74,7 +65,7 @@ def vet_hand_in(
         if candidate.entry.name.lower().endswith(".ipynb")
         and all(_is_another(candidate.notebook, notebook) for notebook in released.values())
     }
-    room = MAX_ALL
+    room = repair.MAX_ALL
     for entry in sorted(entries, key=lambda e: (e.path not in names, e.path)):
         target = names.get(entry.path, entry.path)
         if entry.path not in names and target in names.values():
@@ -85,7 +76,7 @@ def vet_hand_in(
         if not reason and entry.path in foreign_paths:
             reason = "is the notebook of another assignment: most of its tasks are different"
         if not reason:
-            limit = MAX_NOTEBOOK if entry.path in names else min(MAX_FILE, room)
+            limit = repair.MAX_NOTEBOOK if entry.path in names else min(repair.MAX_FILE, room)
             reason, data = _read(entry, limit)
         if reason:
             vetted.refused.append((entry.path, reason))
@@ -128,14 +119,14 @@ def _read_notebook(entry: Entry) -> _Candidate | None:
     stem = re.sub(r"\.ipynb(\.txt|\.json)?$|\.json$", "", entry.name, flags=re.IGNORECASE)
     if entry.refusal or stem == entry.name:
         return None
-    (problem, data), content = _read(entry, MAX_NOTEBOOK), None
+    (problem, data), content = _read(entry, repair.MAX_NOTEBOOK), None
     if not problem:
-        problem, content = read_content(data)
-    if cells_of(content) is None:
+        problem, content = repair.read_content(data)
+    if repair.cells_of(content) is None:
         problem = problem or "has no list of cells"
         if not entry.name.lower().endswith(".ipynb"):
             return None
-    return _Candidate(entry, problem, nbformat.from_dict(repaired(content)), stem)
+    return _Candidate(entry, problem, nbformat.from_dict(repair.repaired(content)), stem)
 
 
 def _notes_on(candidate: _Candidate, released: NotebookNode, vetted: Vetted) -> list[str]:
@@ -148,7 +139,7 @@ def _notes_on(candidate: _Candidate, released: NotebookNode, vetted: Vetted) -> 
     else:
         rebuilt = rebuild(released, candidate.notebook, vetted.files)
         notes = list(rebuilt.metadata.get("rebuild", ()))
-    return notes + notes_on_files(vetted.files)
+    return notes + repair.notes_on_files(vetted.files)
 
 
 def _read(entry: Entry, limit: int) -> tuple[str, bytes]:
@@ -159,9 +150,9 @@ def _read(entry: Entry, limit: int) -> tuple[str, bytes]:
         return str(error), b""
     if len(data) <= limit:
         return "", data
-    if limit in (MAX_NOTEBOOK, MAX_FILE):
+    if limit in (repair.MAX_NOTEBOOK, repair.MAX_FILE):
         return f"is larger than {limit >> 20} MiB when unpacked", b""
-    return f"exceeds the limit of {MAX_ALL >> 20} MiB for all files together", b""
+    return f"exceeds the limit of {repair.MAX_ALL >> 20} MiB for all files together", b""
 
 
 def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
@@ -179,8 +170,8 @@ def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
     above = {str(path) for path in PurePosixPath(target).parents}
     if above & set(vetted.files) or any(name.startswith(f"{target}/") for name in vetted.files):
         return "has the same name as a folder"
-    if len(vetted.files) >= MAX_FILES:
-        return f"is one file too many: at most {MAX_FILES} files are accepted"
+    if len(vetted.files) >= repair.MAX_FILES:
+        return f"is one file too many: at most {repair.MAX_FILES} files are accepted"
     return ""
 
 
@@ -193,13 +184,10 @@ def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
             unpacked.append(entry)
             continue
         try:
-            inside = inner_zip(entry, MAX_ALL)
+            inside = without_top(inner_zip(entry, repair.MAX_ALL))
         except (SourceError, OSError) as error:
             vetted.refused.append((entry.path, str(error)))
             continue
-        tops = {member.path.partition("/")[0] for member in inside}
-        if len(tops) == 1 and all("/" in e.path for e in inside):  # the folder that was zipped
-            inside = [replace(e, path=e.path.partition("/")[2]) for e in inside]
         vetted.notes.append(f"unpacked {entry.name}")
         if (count := len(inside)) > _MOST_UNPACKED:
             inside.sort(key=lambda member: not member.name.lower().endswith(".ipynb"))

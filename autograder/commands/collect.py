@@ -1,8 +1,17 @@
-"""``autograder collect``: take submissions from the exchange, a folder or a system's zip.
+r"""Copy submissions to grading/submitted: from nbgrader's exchange, from a folder, or from a zip.
 
-Collected submissions are stored in ``grading/submitted/STUDENT/ASSIGNMENT``, with nbgrader's
-``timestamp.txt``. Replaced submissions are kept in ``grading/earlier``. No file is unpacked to the
-path that its name in an archive gives.
+A folder has one folder or notebook per student. The zip is that of all submissions that Moodle,
+Canvas or Gradescope makes. Unsafe files are refused. A table says what was refused and why, and who
+is late. You can collect as often as you like: the latest submission counts, and earlier ones are
+kept in grading/earlier.
+
+For example::
+
+  autograder collect 02_data_parallel_sgd exchange
+  autograder collect 02_data_parallel_sgd ~/Downloads/submissions.zip --roster canvas_grades.csv
+  autograder collect 02_data_parallel_sgd COMP4901Y-hw2.zip --roster worksheet.csv \
+      --due "2026-11-20 23:59" --timezone Asia/Hong_Kong
+  autograder collect 02_data_parallel_sgd handed_in/ --dry-run
 """
 
 from __future__ import annotations
@@ -11,34 +20,14 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+from autograder.collection import times
 from autograder.collection.collecting import Collected, collect
 from autograder.collection.formats import FORMATS
-from autograder.collection.times import (
-    book_due,
-    course_zone,
-    find_zone,
-    keep_zone,
-    read_time,
-    shown,
-)
 from autograder.commands import add_assignment
 from autograder.course import Folders, load_config
 from autograder.files import write_whole
 from autograder.tables import csv_text, format_rows
 from course_lib.ranks.explain.words import counted
-
-DESCRIPTION = """\
-Copy submissions to grading/submitted: from nbgrader's exchange, from a folder (with one folder or
-notebook per student), or from the zip of all submissions that Moodle, Canvas or Gradescope makes.
-Unsafe files are refused. A table says what was refused and why, and who is late. You can collect as
-often as you like: the latest submission counts, and earlier ones are kept in grading/earlier."""
-EXAMPLES = """\
-examples:
-  autograder collect 02_data_parallel_sgd exchange
-  autograder collect 02_data_parallel_sgd ~/Downloads/submissions.zip --roster canvas_grades.csv
-  autograder collect 02_data_parallel_sgd COMP4901Y-hw2.zip --roster worksheet.csv \\
-      --due "2026-11-20 23:59" --timezone Asia/Hong_Kong
-  autograder collect 02_data_parallel_sgd handed_in/ --dry-run"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -86,10 +75,10 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Collect for the command line; return 0, or 1 if somebody's submission was refused."""
     write = not arguments.dry_run
     data = Folders.at(root).data
-    zone = find_zone(arguments.timezone) if arguments.timezone else course_zone(data)
+    zone = times.find_zone(arguments.timezone) if arguments.timezone else times.course_zone(data)
     if arguments.timezone and write:
-        keep_zone(data, arguments.timezone)
-    due = read_time(arguments.due, zone) if arguments.due else None
+        times.keep_zone(data, arguments.timezone)
+    due = times.read_time(arguments.due, zone) if arguments.due else None
     collected = collect(
         root,
         arguments.assignment,
@@ -103,14 +92,14 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         write=write,
     )
     if due and write:
-        book_due(load_config(root), arguments.assignment, due)
+        times.book_due(load_config(root), arguments.assignment, due)
     _report(root, arguments.assignment, collected, write)
     return int(any(not refusal.path for refusal in collected.refused))
 
 
 def _report(root: Path, assignment: str, collected: Collected, write: bool) -> None:
     lines = [
-        (r.student, r.name, r.action, shown(r.time, collected.zone), r.late or "", r.notes)
+        (r.student, r.name, r.action, times.shown(r.time, collected.zone), r.late or "", r.notes)
         for r in sorted(collected.rows, key=lambda row: row.student)
     ]
     lines += [(e.student, "", f"refused: {e.reason}", "", "", e.path) for e in collected.refused]

@@ -1,9 +1,6 @@
-"""``autograder demo``: a class of six, from release to feedback, in about a minute.
+"""Release an assignment, grade six submissions with different mistakes, and write their feedback.
 
-The six submissions are made from the assignment's own solution, from ``mutants.py`` and from the
-released notebook. So the demo shows what the course really does with them. As before every class,
-solutions with known points are graded first, and a machine that grades them wrongly grades nobody.
-The demo writes only to ``grading/demo/``, so it does not change a real class.
+At the end, print a table. Changes only grading/demo.
 """
 
 from __future__ import annotations
@@ -38,10 +35,6 @@ _ANSWERS = (
     "because the running statistics differ.",
 )
 """Answers to the written question, for a person to read."""
-DESCRIPTION = (
-    "Release an assignment, grade six submissions with different mistakes, write their "
-    "feedback, and print a table. Changes only grading/demo."
-)
 
 
 def demo(root: Path, on: str = "") -> list[Verdict]:
@@ -86,7 +79,11 @@ def demo(root: Path, on: str = "") -> list[Verdict]:
 
 
 def make_submissions(source: Path, released: Path) -> dict[str, NotebookNode]:
-    """Return the six submissions, by name."""
+    """Return the six submissions, by name.
+
+    They are made from the assignment's own solution, from ``mutants.py`` and from the released
+    notebook. So the demo shows what the course really does with them.
+    """
     mutants = {(m.task, m.mistake): m for m in mutants_of(load_module(source / "mutants.py"))}
     solution = nbformat.read(source / f"{ASSIGNMENT}.ipynb", as_version=4)
     untouched = nbformat.read(released / f"{ASSIGNMENT}.ipynb", as_version=4)

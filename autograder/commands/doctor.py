@@ -1,4 +1,8 @@
-"""``autograder doctor``: test what grading needs: a sandbox, and right grades."""
+"""Check whether this machine can grade; say what to do if not.
+
+Start a sandbox, grade three solutions whose points are known, and write a feedback page. Say where
+the course, its class and the exchange are. Exit status: 0 if grading works, else 1.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,6 @@ from autograder.passes.self_test import SelfTest
 from autograder.sandbox.bubblewrap import probe
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.learner.doctor import Finding, print_all
-
-DESCRIPTION = (
-    "Check whether this machine can grade: start a sandbox, grade three solutions whose points are "
-    "known, and write a feedback page. Say what to do if not, and where the course, its class and "
-    "the exchange are. Exit status: 0 if grading works, else 1."
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,16 @@
-"""``autograder export``: write the gradebook as CSV for Canvas, Moodle or spreadsheets."""
+"""Write grades from nbgrader's gradebook as CSV, for Canvas, Moodle or spreadsheets.
+
+The late penalty is subtracted from the points. With --fill, grades are written into a file that
+Canvas or Moodle exported, because only that file has the ids of students and assignments by which
+the system finds them. Cells that a spreadsheet would read as a formula are quoted.
+
+For example::
+
+  autograder export
+  autograder export 02_data_parallel_sgd --tasks
+  autograder export 02_data_parallel_sgd --fill canvas_grades.csv --title "Homework 2 (77)"
+  autograder export 02_data_parallel_sgd --fill worksheet.csv --zero
+"""
 
 from __future__ import annotations
 
@@ -13,18 +25,6 @@ from autograder.errors import CommandFailed
 from autograder.exporting.grades import BY_HAND, NOT_GRADED, Grade, read_grades
 from autograder.exporting.systems import filled, plain
 from autograder.files import write_whole
-
-DESCRIPTION = """\
-Write grades from nbgrader's gradebook as CSV. The late penalty is subtracted from the points. With
---fill, grades are written into a file that Canvas or Moodle exported, because only that file has
-the ids of students and assignments by which the system finds them. Cells that a spreadsheet would
-read as a formula are quoted."""
-EXAMPLES = """\
-examples:
-  autograder export
-  autograder export 02_data_parallel_sgd --tasks
-  autograder export 02_data_parallel_sgd --fill canvas_grades.csv --title "Homework 2 (77)"
-  autograder export 02_data_parallel_sgd --fill worksheet.csv --zero"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,20 @@
-"""``autograder feedback``: write each student's page, and name the students without one."""
+"""Write grading/feedback/STUDENT/ASSIGNMENT/NOTEBOOK.html for every graded submission.
+
+The page says what was examined, which case failed first and why, and how many hidden cases there
+were. It also has the points for written questions with your comments, the late penalty, and
+questions about the grade with your answers. No submission can make the page run a script or fetch
+anything. With --release, the pages of students who used nbgrader submit are handed out through the
+exchange, and the others are named. nbgrader generate_feedback writes the same pages. For Moodle and
+Canvas, give --zip and the zip of submissions that you collected. The pages are then packed into a
+new zip, whose file names tell the system the student of each page.
+
+For example::
+
+  autograder feedback 02_data_parallel_sgd
+  autograder feedback 02_data_parallel_sgd --student ada
+  autograder feedback 02_data_parallel_sgd --zip submissions.zip
+  autograder feedback 02_data_parallel_sgd --release
+"""
 
 from __future__ import annotations
 
@@ -20,23 +36,6 @@ from autograder.commands import add_assignment, add_students, print_step
 from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
 from course_lib.ranks.explain.words import counted
-
-DESCRIPTION = """\
-Write grading/feedback/STUDENT/ASSIGNMENT/NOTEBOOK.html for every graded submission. The page says
-what was examined, which case failed first and why, and how many hidden cases there were. It also
-has the points for written questions with your comments, the late penalty, and questions about the
-grade with your answers. No submission can make the page run a script or fetch anything.
-With --release, the pages of students who used nbgrader submit are handed out through the exchange,
-and the others are named. nbgrader generate_feedback writes the same pages. For Moodle and Canvas,
-give --zip and the zip of submissions that you collected. The pages are then packed into a new zip,
-whose file names tell the system the student of each page."""
-EXAMPLES = """\
-examples:
-  autograder feedback 02_data_parallel_sgd
-  autograder feedback 02_data_parallel_sgd --student ada
-  autograder feedback 02_data_parallel_sgd --zip submissions.zip
-  autograder feedback 02_data_parallel_sgd --release"""
-
 
 UPLOAD = {
     "moodle": "in Moodle: View all submissions > Upload multiple feedback files in a zip",

@@ -1,8 +1,9 @@
-"""``autograder grade``: grade a class in many processes, then write the gradebook.
+"""Grade all submissions of an assignment, several at a time, and book their points.
 
-In the first phase, many processes examine the submissions and write each verdict to disk, in a file
-named by its content. In the second phase, one process writes the verdicts to the gradebook through
-nbgrader. If the command is killed at any moment, it continues from there at the next run.
+A submission that was already graded with the same code and the same checks is not run again. A
+command that was killed or interrupted continues where it was. If the machine fails, nobody gets a
+zero: the submission is tried three times. If all three fail, the command lists the submission, and
+its exit status is 1.
 """
 
 from __future__ import annotations
@@ -28,15 +29,6 @@ from autograder.pool.grade_all import grade_all
 from autograder.pool.worker import MACHINE, Outcome
 from course_lib.cores import usable_cores
 from course_lib.ranks.explain.words import counted
-
-DESCRIPTION = (
-    "Grade all submissions of an assignment, several at a time, and book their points. A "
-    "submission that was already graded with the same code and the same checks is not run again. "
-    "A command that was killed or interrupted continues where it was. If the machine "
-    "fails, nobody gets a zero: the submission is tried three times. If all three fail, the "
-    "command lists the submission, and its exit status is 1."
-)
-
 
 TO_DO = """\
 No student got a zero for this, and nothing is booked for these submissions. Look at the reasons:
@@ -81,7 +73,7 @@ def grade_class(
             if again or not (verdict := verdict_on(folders, path, settings)):
                 waiting.append(path)
                 continue
-            target = str(folders.graded(assignment, verdict.student) / f"{verdict.key}.json")
+            target = str(verdict.kept_in(folders))
             graded.append(Outcome(str(path), target, unchanged=True, notes=verdict.notes))
             _remember(folders, graded[-1])
         numbers = itertools.count(1)

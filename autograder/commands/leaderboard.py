@@ -1,7 +1,10 @@
-"""``autograder leaderboard``: the board of the capstone's race, from the verdicts of the class.
+"""Write the leaderboard of the capstone from the verdicts of the class.
 
-`autograder grade` has run every submission's race on the grader's own network, with a virtual
-clock. This command only reads what the verdicts say, and writes a page and a table.
+It has place, virtual time, bytes and rounds of communication. Run `autograder grade 10_capstone`
+first. The board names the students of the class list. Those who missed the target stay on it, with
+the reason and without a place. The last column names the files in grading/graded/10_capstone/NAME
+that keep an entry's source (.ipynb), seed and verdict (.json), also after the student has handed in
+something else.
 """
 
 from __future__ import annotations
@@ -22,12 +25,6 @@ from course_lib.capstone import Race
 from course_lib.checking.loading import load_module
 
 ASSIGNMENT, TASK = "10_capstone", "train"
-DESCRIPTION = """\
-Write the leaderboard of the capstone from the verdicts of the class: place, virtual time, bytes and
-rounds of communication. Run `autograder grade 10_capstone` first. The board names the students of
-the class list. Those who missed the target stay on it, with the reason and without a place. The
-last column names the files in grading/graded/10_capstone/NAME that keep an entry's source (.ipynb),
-seed and verdict (.json), also after the student has handed in something else."""
 
 
 HONOURS = {"sent": "fewest bytes", "rounds": "fewest rounds", "computed": "least computing"}

@@ -1,7 +1,8 @@
-"""``autograder new``: copy the template of an assignment, with one whole task, for you to change.
+"""Write a first version of a new assignment, from the template, for you to change.
 
-The template, ``autograder/template/``, passes its tests and can be released as it is. So any later
-failure comes from a change.
+The new folders are assignments/NN_name, with the check that instructor/README.md explains, and
+instructor/NN_name, with a notebook of one task and its solution, and right and wrong solutions.
+This assignment passes its tests and can be released, so any later failure comes from a change.
 """
 
 from __future__ import annotations
@@ -13,11 +14,6 @@ from pathlib import Path
 from autograder.course import find_sources, handed_out
 from autograder.errors import CommandFailed
 
-DESCRIPTION = (
-    "Write assignments/NN_name with the check that instructor/README.md explains, and "
-    "instructor/NN_name with a notebook of one task and its solution, and right and wrong "
-    "solutions. This assignment passes its tests and can be released. Change it into yours."
-)
 TEMPLATE = Path(__file__).parents[1] / "template"
 _NAME = re.compile(r"\d\d_[a-z][a-z0-9_]*")
 

@@ -1,9 +1,15 @@
-"""``autograder regrade``: grade again after a check was fixed, or explain one student's grade."""
+"""Grade again and show old and new points side by side: who gains, who loses.
+
+Nothing is booked: autograder grade does that. The inputs are drawn from the same seeds as before. A
+submission whose points were not booked counts as graded for the first time, not as changed. With
+--one, examine one student again with the inputs of the verdict: print every case, also hidden ones
+in full, draw a timeline, and book nothing. This output is for instructors only.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +19,7 @@ from nbformat import NotebookNode
 from autograder.commands import grade
 from autograder.course import Folders, find_sources
 from autograder.errors import CommandFailed
-from autograder.examination.verdict import Verdict, checks_digest, source_digest
+from autograder.examination.verdict import Verdict, checks_digest, points_of, source_digest
 from autograder.passes.examine import Exam, examine_notebook, rebuilt
 from autograder.passes.tell import timeline_of
 from autograder.pool.book import current
@@ -21,14 +27,6 @@ from autograder.pool.class_list import NothingToGrade
 from autograder.pool.worker import Outcome
 from autograder.tables import format_rows
 from course_lib.checking.cases import AuthorError
-
-DESCRIPTION = (
-    "Grade again and show old and new points side by side: who gains, who loses. Nothing is "
-    "booked: autograder grade does that. The inputs are drawn from the same seeds as before. A "
-    "submission whose points were not booked counts as graded for the first time, not as changed. "
-    "With --one, examine one student again with the inputs of the verdict: print every case, also "
-    "hidden ones in full, draw a timeline, and book nothing. This output is for instructors only."
-)
 
 
 def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> str:
@@ -40,14 +38,14 @@ def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> s
     for outcome in outcomes:
         if outcome.verdict:
             verdict = Verdict.read(Path(outcome.verdict))
-            new.setdefault(verdict.student, {}).update(_points([verdict]))
+            new.setdefault(verdict.student, {}).update(points_of([verdict]))
     moved: list[tuple[float, str, float, float, str]] = []
     first = 0
     for student, after in new.items():
         if not (booked := current(folders, assignment, student)):
             first += 1
             continue
-        before = _points(booked.values())
+        before = points_of(booked.values())
         if tasks := [task for task in after if before.get(task) != after[task]]:
             old, now = sum(before.values()), sum(after.values())
             moved.append((now - old, student, old, now, ", ".join(tasks)))
@@ -59,10 +57,6 @@ def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> s
         f"{first} had no points before"
     )
     return "\n".join(lines)
-
-
-def _points(verdicts: Iterable[Verdict]) -> dict[str, float]:
-    return {check.task: check.score for verdict in verdicts for check in verdict.checks}
 
 
 def explain(root: Path, assignment: str, student: str) -> bool:
@@ -104,7 +98,7 @@ def explain(root: Path, assignment: str, student: str) -> bool:
 
 def _notebook(folders: Folders, old: Verdict) -> NotebookNode:
     """Return the notebook with the code that the verdict is about."""
-    graded = folders.graded(old.assignment, old.student) / f"{old.key}.ipynb"
+    graded = old.kept_in(folders).with_suffix(".ipynb")
     submitted = folders.submitted / old.student / old.assignment / f"{old.notebook}.ipynb"
     for path in (graded, submitted):
         if path.is_file():

@@ -1,44 +1,44 @@
-"""``autograder release``: make the students' assignments from what instructors write.
+"""Make the notebook in assignments/NN_name from the one in instructor/NN_name.
 
-The notebook in ``assignments/NN_name/`` is nbgrader's release of the instructor's notebook in
-``instructor/NN_name/``, byte for byte, without solutions and mark schemes. The same is true of the
-other files next to it, such as figures. The notebook is committed, so that a student needs only a
-clone. Nobody edits it, because this command generates it again. ``checks.py`` and other Python
-files of ``assignments/NN_name/`` are written there by hand. They exist only there, and this command
-does not change them. The command also writes the overview ``assignments/README.md``.
+It has no solutions and no mark schemes. A notebook that shows a line of a solution is not written.
+The same source gives the same bytes. checks.py is in assignments/ only, and this command does not
+change it. The overview assignments/README.md is written, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from string import Template
 
 import nbformat
 from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder.commands import must
-from autograder.commands._pages import overview
 from autograder.course import find_sources, load_config
 from autograder.errors import CommandFailed
+from course_lib.checking.loading import load_module
+from course_lib.checking.mutants import EVERYWHERE, mutants_of
+from course_lib.learner.what_counts import is_answer, is_check, role
 
-DESCRIPTION = (
-    "Make the notebook in assignments/NN_name from the one in instructor/NN_name, without "
-    "solutions and mark schemes. Refuses to write a notebook that shows a line of a solution. The "
-    "same source gives the same bytes. checks.py is in assignments/ only, and this command does "
-    "not change it."
-)
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
 LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched in other lines
 LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
+_OVERVIEW = Path(__file__).with_name("overview.md")
+_TRIED = {"simulated": "on simulated ranks", "cpu": "on CPU ranks", "grader": "in the sandbox"}
 
 
 def release(
     root: Path, names: Sequence[str] = (), *, write: bool = True, say: Callable[[str], None] = print
 ) -> list[str]:
     """Generate the notebooks in ``assignments/`` again; return the paths that differed, sorted.
+
+    They are nbgrader's releases, byte for byte, and so are the other files beside them, such as
+    figures. They are committed, so that a student needs only a clone, and nobody edits them.
 
     Args:
         root: the course folder.
@@ -143,6 +143,40 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def _lines(cell: NotebookNode) -> set[str]:
     return {line.strip() for line in cell.source.splitlines()} - {""}
+
+
+def overview(sources: Path) -> str:
+    """Return the text of ``assignments/README.md`` for all assignments in `sources`.
+
+    It says what each assignment asks, and how it was tested. It has only counts and names, because
+    the wrong solutions and their reports would reveal the right ones. The counts are made from the
+    marks in every ``mutants.py``. The tests run each solution in each place, so they are correct.
+    """
+    rows = [_overview_row(path) for path in sorted(sources.glob("*/mutants.py"))]
+    return Template(_OVERVIEW.read_text(encoding="utf-8")).substitute(rows="\n".join(rows))
+
+
+def _overview_row(path: Path) -> str:
+    name, mutants = path.parent.name, mutants_of(load_module(path))
+    notebook = nbformat.read(path.parent / f"{name}.ipynb", as_version=4)
+    checked = [role(cell)["points"] for cell in notebook.cells if is_check(cell)]
+    read = [role(cell)["points"] for cell in notebook.cells if is_answer(cell)]
+    text = " ".join(notebook.cells[0].source.split())
+    takes = re.search(r"\*\*It takes\*\* (?:about )?(.+?)[.:;]", text)
+    if takes is None:
+        raise ValueError(
+            f"{name}: the first cell of the notebook does not say how long the assignment takes. "
+            "Add a sentence such as '**It takes** about 2 hours.'"
+        )
+    refused = sum(mutant.reason is not None for mutant in mutants)
+    places = [
+        f"{sum(place in mutant.where for mutant in mutants)} {_TRIED[place]}"
+        for place in EVERYWHERE
+    ]
+    return (
+        f"| [{name}]({name}/{name}.ipynb) | {len(checked)} | {sum(checked):g} + {sum(read):g} "
+        f"| {takes[1]} | {refused} | {len(mutants) - refused} | {', '.join(places)} |"
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

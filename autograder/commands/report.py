@@ -1,8 +1,10 @@
-"""``autograder report``: how the class did, task by task, and why tasks failed.
+"""Show how the class did in an assignment, task by task.
 
-For each task, the report shows its points, how many of the class have all of them, the median
-time of its check, and the most frequent reasons for failures. Reasons that differ only in numbers
-count as the same reason.
+The report shows who passed each task, the distribution of points, the most frequent reasons for
+failures with the students who got them, and the time of each check. Reasons that differ only in
+numbers count as the same reason. The points are those that were last booked from checks. The same
+report is written as a page, grading/report/ASSIGNMENT.html. It names students, so never hand it
+out. The command changes no grades.
 """
 
 from __future__ import annotations
@@ -25,12 +27,6 @@ from autograder.pool.book import current
 from autograder.pool.class_list import students
 from autograder.tables import Row, Table, bar, web_page
 
-DESCRIPTION = """\
-Show how the class did in an assignment: who passed each task, the distribution of points, the most
-frequent reasons for failures with the students who got them, and the time of each check. The
-points are those that were last booked from checks. The same report is written as a page,
-grading/report/ASSIGNMENT.html. It names students, so never hand it out. The command changes no
-grades."""
 add_options = add_assignment
 MOST = 10
 """Number of reasons that are listed for a task."""

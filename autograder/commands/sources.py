@@ -1,4 +1,18 @@
-"""``autograder sources``: write each student's own code as files for programs that find copies."""
+r"""Write each student's own code as files for programs that find copies.
+
+grading/sources/ASSIGNMENT/STUDENT.py has the code that a student wrote or changed, and
+grading/sources/ASSIGNMENT.py the code that all were given. Dolos, JPlag and MOSS read these files
+and find solutions that look alike. Likeness is no proof: ask both students.
+
+For example::
+
+  autograder sources 02_data_parallel_sgd
+  dolos run -l python -i grading/sources/02_data_parallel_sgd.py \
+      grading/sources/02_data_parallel_sgd/*.py
+  java -jar jplag.jar -l python3 grading/sources/02_data_parallel_sgd
+  moss -l python -b grading/sources/02_data_parallel_sgd.py \
+      grading/sources/02_data_parallel_sgd/*.py
+"""
 
 from __future__ import annotations
 
@@ -19,18 +33,6 @@ from autograder.files import write_whole
 from course_lib.learner.what_counts import rebuild
 from course_lib.ranks.explain.words import counted
 
-DESCRIPTION = """\
-Write grading/sources/ASSIGNMENT/STUDENT.py with the code that each student wrote or changed, and
-grading/sources/ASSIGNMENT.py with the code that all were given. Dolos, JPlag and MOSS read these
-files and find solutions that look alike. Likeness is no proof: ask both students."""
-EXAMPLES = """\
-examples:
-  autograder sources 02_data_parallel_sgd
-  dolos run -l python -i grading/sources/02_data_parallel_sgd.py \\
-      grading/sources/02_data_parallel_sgd/*.py
-  java -jar jplag.jar -l python3 grading/sources/02_data_parallel_sgd
-  moss -l python -b grading/sources/02_data_parallel_sgd.py \\
-      grading/sources/02_data_parallel_sgd/*.py"""
 add_options = add_assignment
 
 

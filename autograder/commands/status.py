@@ -1,4 +1,9 @@
-"""``autograder status``: show the state of the class, assignment by assignment."""
+"""Show how many submissions each assignment has, and their state.
+
+The state is graded, outdated, failed, booked, or to be graded by hand. Outdated: code or checks
+changed after grading. Failed: the machine or a check failed. Booked: the gradebook has points,
+perhaps older ones. The command changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,14 @@ from autograder.course import Folders, Settings, load_config
 from autograder.pool.class_list import NothingToGrade, assignments, standings
 from autograder.tables import format_rows
 
-DESCRIPTION = (
-    "Show for each assignment how many submissions there are, and how many of them are graded, "
-    "outdated, failed, booked, or to be graded by hand. Outdated: code or checks changed after "
-    "grading. Failed: the machine or a check failed. Booked: the gradebook has points, perhaps "
-    "older ones. The command changes nothing."
-)
-HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
+STATES = {
+    "graded": "complete",
+    "outdated": "outdated",
+    "failed": "failed",
+    "booked": "points",
+    "by hand": "by_hand",
+}
+"""A column of the table → what it counts, an attribute of `Standing`."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +44,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     for name in names:
         students = folders.submitters(name)
         if not folders.notebooks(name) and students:
-            rows.append((name, len(students), *[0] * (len(HEADS) - 1)))
+            rows.append((name, len(students), *[0] * len(STATES)))
             notes.append(f"{name}: not released: run nbgrader generate_assignment {name}")
             continue
         try:
@@ -47,13 +53,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             if arguments.assignment:
                 raise
             states = []
-        rows.append(
-            (
-                *(name, len(states), sum(s.complete for s in states)),
-                *(sum(s.outdated for s in states), sum(bool(s.failed) for s in states)),
-                *(sum(s.points for s in states), sum(s.by_hand for s in states)),
-            )
-        )
+        counts = (sum(bool(getattr(s, state)) for s in states) for state in STATES.values())
+        rows.append((name, len(states), *counts))
         notes += [
             f"{name}: {s.student}: not in the class list"
             for s in states
@@ -61,7 +62,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         ]
         notes += [f"{name}: {s.student}: submitted no notebook" for s in states if not s.notebooks]
         notes += [f"{name}: {s.student}: {s.failed.splitlines()[-1]}" for s in states if s.failed]
-    print(format_rows(("assignment", *HEADS), rows))
+    print(format_rows(("assignment", "submitted", *STATES), rows))
     if notes:
         print("\n" + "\n".join(notes))
     return 0

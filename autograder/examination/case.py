@@ -303,14 +303,8 @@ class CaseRanks(Exchange):
                     cell = sandbox.cell(run, {"rank": rank, "world_size": k}, [end])
                     self._cells.append(cell)
             else:
-                chosen = placement(k, on)
-                config = {
-                    "backend": chosen.backend,
-                    "devices": list(chosen.devices),
-                    "environment": chosen.environment,
-                }
-                run = "autograder.inside.node:serve_node"
-                node = sandbox.cell(run, config, ends, gpu=on == "gpu", own_ranks=True)
+                run, gpu = "autograder.inside.node:serve_node", on == "gpu"
+                node = sandbox.cell(run, vars(placement(k, on)), ends, gpu=gpu, own_ranks=True)
                 self._cells = [node] * k
             undo.pop_all()
 

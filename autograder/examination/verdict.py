@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autograder.course import handed_out
+from autograder.course import Folders, handed_out
 from autograder.files import write_whole
 from course_lib import READING_ORDER
 
@@ -149,6 +149,10 @@ class Verdict:
         """Why points are missing: the first failure of the first failed check."""
         return next((f"{c.task}: {c.reason}" for c in self.checks if c.reason), "")
 
+    def kept_in(self, folders: Folders) -> Path:
+        """Return the file that `passes.examine.keep` writes, beside the graded notebook."""
+        return folders.graded(self.assignment, self.student) / f"{self.key}.json"
+
     def write(self, path: Path) -> None:
         """Write the verdict as JSON, completely or not at all."""
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False, default=str)
@@ -170,6 +174,11 @@ class Verdict:
             return cls(**data, checks=checks)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} is not a verdict that can be read: {error}") from error
+
+
+def points_of(verdicts: Iterable[Verdict]) -> dict[str, float]:
+    """Return task → points, of the verdicts on one submission."""
+    return {check.task: check.score for verdict in verdicts for check in verdict.checks}
 
 
 def trace_summary(trace: Trace, case: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from traitlets.config import Config
 from autograder import gradebook
 from autograder.collection.extensions import read_extensions
 from autograder.collection.roster import Roster, Student
-from autograder.collection.times import course_zone, days_late
+from autograder.collection.times import course_zone, days_late, in_utc
 from autograder.errors import CommandFailed
 
 MISSING, NOT_GRADED, BY_HAND, GRADED = "missing", "not graded", "to be read", "graded"
@@ -108,7 +108,7 @@ def _of_assignment(
 ) -> Iterator[Grade]:
     assignment = book.find_assignment(name)
     max_score = float(assignment.max_score)
-    due = assignment.duedate.replace(tzinfo=UTC) if assignment.duedate else None
+    due = in_utc(assignment.duedate)
     zone = course_zone(data)
     due_of = read_extensions(data, name, zone)
     for student in students:
@@ -121,7 +121,7 @@ def _of_assignment(
         if any(map(_left_without_points, submission.notebooks)):
             yield Grade(student, name, NOT_GRADED, max_score)
             continue
-        time = submission.timestamp.replace(tzinfo=UTC) if submission.timestamp else None
+        time = in_utc(submission.timestamp)
         raw, penalty = float(submission.score), float(submission.late_submission_penalty or 0)
         yield Grade(
             student,

@@ -122,12 +122,8 @@ def _described(operation: Operation) -> dict[str, Any]:
         raise NotImplementedError(f"{dtype} tensors cannot be sent over the simulated network")
     in_place = len(inputs) == len(outputs) and all(map(operator.is_, inputs, outputs))
     return {
-        "kind": operation.kind,
-        "group": operation.group,
+        **{name: getattr(operation, name) for name in ("kind", "group", "peer", "op", "tag")},
         "members": list(operation.members),
-        "peer": operation.peer,
-        "op": operation.op,
-        "tag": operation.tag,
         "where": operation.where[-4096:].encode(errors="replace").decode(),
         "lines": [[name[-200:], line] for name, line in operation.lines],
         "inputs": list(inputs),

@@ -25,7 +25,7 @@ _NO_LIMIT = timedelta(days=1)  # the examiner decides when a case has taken too 
 def serve_node(fds: list[int], config: dict[str, Any]) -> None:
     """Fork a rank for each channel in `fds`, and report how each rank ended.
 
-    `config` has ``backend``, ``devices`` (one per rank) and ``environment``.
+    `config` has the fields of a `course_lib.ranks.placement.Placement`.
     """
     silence()
     os.environ.update(config["environment"])

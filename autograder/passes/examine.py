@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
-from nbgrader.utils import is_grade, is_solution
+from nbgrader.utils import is_solution
 
 from autograder.collection import repair
 from autograder.course import Folders, Settings, handed_out
@@ -45,8 +45,7 @@ from course_lib import READING_ORDER
 from course_lib.checking import Case, Check, CheckReport
 from course_lib.checking.defence import Defence
 from course_lib.checking.loading import load_checks, load_module
-from course_lib.learner.notebooks import EXPLORE
-from course_lib.learner.what_counts import pictures_in, rebuild
+from course_lib.learner.what_counts import grade_id, is_check, is_run, pictures_in, rebuild
 
 MAX_OUTPUT = 2 * 2**20
 """Characters of all cells' outputs together. A notebook is stored several times, and shown."""
@@ -206,14 +205,14 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             continue
         count += 1
         cell.execution_count = count
-        if is_grade(cell) and not is_solution(cell):
-            if (name := cell.metadata.nbgrader.grade_id) not in checks:
+        if is_check(cell):
+            if (name := grade_id(cell)) not in checks:
                 raise LookupError(
                     f"the test cell '{name}' has no check with this name in checks.py; "
                     f"the names there are: {', '.join(checks)}"
                 )
             tests.append((cell, submission.take(checks[name].function)))
-        elif EXPLORE in cell.metadata.get("tags", ()):
+        elif not is_run(cell):
             cell.outputs = []
         else:
             outcome = submission.run_cell(cell.source, count, exploring=not is_solution(cell))
@@ -224,9 +223,9 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             if room < 0:
                 cell.outputs = [new_output("stream", name="stderr", text=_TOO_LONG)]
     verdict.timings["cells"] = time.monotonic() - start
-    functions = {cell.metadata.nbgrader.grade_id: function for cell, function in tests}
+    functions = {grade_id(cell): function for cell, function in tests}
     for cell, function in tests:
-        start, name = time.monotonic(), cell.metadata.nbgrader.grade_id
+        start, name = time.monotonic(), grade_id(cell)
         check = checks[name]
         if isinstance(check, Defence):
             passed = any(c.task == check.of and c.score == c.max_score for c in verdict.checks)
@@ -252,9 +251,8 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
 
 def keep(nb: NotebookNode, verdict: Verdict, folders: Folders) -> None:
     """Write a graded notebook, then its verdict: whoever reads the verdict finds the notebook."""
-    target = folders.graded(verdict.assignment, verdict.student) / f"{verdict.key}.json"
-    write_whole(target.with_suffix(".ipynb"), nbformat.writes(nb))
-    verdict.write(target)
+    write_whole(verdict.kept_in(folders).with_suffix(".ipynb"), nbformat.writes(nb))
+    verdict.write(verdict.kept_in(folders))
 
 
 _warm: dict[tuple[tuple[str, ...], int, bool], Sandbox] = {}

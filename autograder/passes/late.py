@@ -12,7 +12,7 @@ later would count in full. `renew_penalties` runs the pass for every student who
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from nbconvert.exporters.exporter import ResourcesDict
@@ -23,7 +23,7 @@ from nbgrader.preprocessors import AssignLatePenalties
 from traitlets.config import Config
 
 from autograder.collection.extensions import read_extensions
-from autograder.collection.times import clock_change, course_zone
+from autograder.collection.times import clock_change, course_zone, in_utc
 from autograder.course import Folders
 from autograder.gradebook import exists, opened
 
@@ -55,16 +55,12 @@ def _extend(config: Config, assignment: str, submissions: Iterable[Any]) -> None
     zone = course_zone(data)
     deadlines = read_extensions(data, assignment, zone)
     for submission in submissions:
-        due, submitted = _in_utc(submission.assignment.duedate), _in_utc(submission.timestamp)
+        due, submitted = in_utc(submission.assignment.duedate), in_utc(submission.timestamp)
         until = deadlines.get(submission.student.id, due)
         extension = until - due if until and due else timedelta()
         if until and submitted:  # nbgrader counts hours; a day of 25 hours is one day
             extension += clock_change(until, submitted, zone)
         submission.extension = extension or None
-
-
-def _in_utc(time: datetime | None) -> datetime | None:
-    return time.replace(tzinfo=UTC) if time else None
 
 
 def renew_penalties(config: Config, assignment: str) -> int:

@@ -10,6 +10,7 @@ import base64
 import io
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from nbconvert.exporters import HTMLExporter
@@ -21,25 +22,13 @@ from autograder.course import Folders
 from autograder.passes.tell import tell
 from autograder.tables import plain_text
 from course_lib.learner.notebooks import MARK_SCHEME
+from course_lib.learner.what_counts import role
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
     "form-action 'none'; base-uri 'none'"
 )
-
-
-# On a phone, long words break, and a wide table scrolls alone.
-_STYLE = (
-    "<style>td, th { padding: .15em 1em .15em 0; vertical-align: top } "
-    ".rendered_html { overflow-wrap: break-word } "
-    ".rendered_html p code { overflow-wrap: anywhere; white-space: normal } "
-    ".rendered_html table { display: block; overflow-x: auto } "
-    "td:last-child { min-width: 14em; overflow-wrap: anywhere } "
-    # All colours of the page, formulas and timelines are light or dark; a student's picture is not.
-    "@media screen and (prefers-color-scheme: dark) { "
-    "html { background: #fff; filter: invert(.9) hue-rotate(180deg) } "
-    ".nbgrader_cell img { filter: invert(1) hue-rotate(180deg) } }</style>"
-)
+_STYLE = Path(__file__).with_name("feedback.css")
 
 
 class PlainText(Preprocessor):
@@ -92,7 +81,7 @@ def _with_names(html: str) -> str:
 
 def _is_theirs(cell: NotebookNode) -> bool:
     """Tell whether a student may have written a text cell; only our own cells get pictures."""
-    return not cell.metadata.get("nbgrader", {}).get("locked", False)
+    return not role(cell).get("locked")
 
 
 def locked(html: str) -> str:
@@ -101,7 +90,8 @@ def locked(html: str) -> str:
     meta = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'
     meta += '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
     html = re.sub(r"<head[^>]*>", lambda match: match[0] + meta, html, count=1)
-    return html.replace("</head>", f"{_STYLE}</head>", 1)
+    style = _STYLE.read_text(encoding="utf-8")
+    return html.replace("</head>", f"<style>\n{style}</style></head>", 1)
 
 
 _FORMULA = re.compile(r"\$\$(?P<display>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s`][^$`]*)\$(?!\w)")

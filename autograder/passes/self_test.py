@@ -33,7 +33,7 @@ from autograder.sandbox.sandbox import MachineFailure
 from course_lib.checking import Check
 from course_lib.checking.cases import AuthorError
 from course_lib.checking.defence import Defence
-from course_lib.learner.what_counts import rebuild
+from course_lib.learner.what_counts import grade_id, is_check, rebuild
 
 _WRONG = "def {name}(*args, **kwargs):\n    return None\n"
 _CRASHING = "import os\n\n\ndef {name}(*args, **kwargs):\n    os._exit(3)\n"
@@ -60,8 +60,8 @@ def known_solutions(exam: Exam, source: Path, released: Path) -> tuple[NotebookN
     """
     candidates: list[tuple[bool, int, str, Path, Check]] = []
     for path in sorted(released.glob("*.ipynb")):
-        for cell in filter(_is_test, nbformat.read(path, as_version=4).cells):
-            task = cell.metadata.nbgrader.grade_id
+        for cell in filter(is_check, nbformat.read(path, as_version=4).cells):
+            task = grade_id(cell)
             if task in exam.checks and not isinstance(exam.checks[task], Defence):
                 check = _short(exam.checks[task])
                 sizes = [case.world_size for case in (*check.cases, *check.hidden(""))]
@@ -109,7 +109,7 @@ def solved(
 
     """
     sources = {
-        cell.metadata.nbgrader.grade_id: re.sub(r" *### (BEGIN|END) SOLUTION\n?", "", cell.source)
+        grade_id(cell): re.sub(r" *### (BEGIN|END) SOLUTION\n?", "", cell.source)
         for cell in solution.cells
         if is_solution(cell)
     }
@@ -117,21 +117,17 @@ def solved(
     notebook = copy.deepcopy(released)
     for cell in notebook.cells:
         if is_solution(cell) and not is_grade(cell):
-            cell.source = sources.get(cell.metadata.nbgrader.grade_id, cell.source)
+            cell.source = sources.get(grade_id(cell), cell.source)
     return notebook
-
-
-def _is_test(cell: NotebookNode) -> bool:
-    return cell.cell_type == "code" and is_grade(cell) and not is_solution(cell)
 
 
 def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list[NotebookNode]:
     """Return the cells up to and including the task's test, and two other functions with tests."""
     first_cells: list[NotebookNode] = []
     for cell in cells:
-        if not _is_test(cell):
+        if not is_check(cell):
             first_cells.append(cell)
-        elif cell.metadata.nbgrader.grade_id == task:
+        elif grade_id(cell) == task:
             first_cells.append(copy.deepcopy(cell))
             for code in (_WRONG, _CRASHING):
                 first_cells += [new_code_cell(code.format(name=function)), copy.deepcopy(cell)]

@@ -16,6 +16,7 @@ from nbformat.v4 import new_markdown_cell, new_output
 from autograder.collection.repair import damage
 from autograder.examination.verdict import KEPT, MAX_EVENTS, CheckVerdict, Verdict, verdict_path
 from autograder.tables import plain_text
+from course_lib.learner.what_counts import grade_id
 
 
 def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: str) -> None:
@@ -39,7 +40,7 @@ def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: 
     cells = [_cell(_overview(verdict))]
     for cell in nb.cells:
         cells.append(cell)
-        check = checks.get(cell.metadata.get("nbgrader", {}).get("grade_id", ""))
+        check = checks.get(grade_id(cell))
         if check is None:
             continue
         if cell.cell_type == "code":

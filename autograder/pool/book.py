@@ -27,6 +27,7 @@ from autograder.examination.verdict import Verdict, verdict_path
 from autograder.files import write_whole
 from autograder.gradebook import opened
 from autograder.pool.class_list import Standing, as_booked
+from course_lib.learner.what_counts import grade_id
 
 EXAMINE = "autograder.passes.autograde.Examine"
 BOOK = "autograder.pool.book.Book"
@@ -101,8 +102,9 @@ def book(
 def _book(api: NbGraderAPI, folders: Folders, assignment: str, standing: Standing) -> str:
     mark = folders.graded(assignment, standing.student) / "booked"
     mark.unlink(missing_ok=True)
+    verdicts = standing.graded
     api.config.Book.graded = {
-        name: str(path.with_suffix(".ipynb")) for name, path in standing.graded.items()
+        name: str(verdicts[name].kept_in(folders).with_suffix(".ipynb")) for name in verdicts
     }
     identity = as_booked(folders, assignment, standing)  # before nbgrader reads it
     read = _read_by_hand(api.config, folders, assignment, standing.student)
@@ -111,9 +113,9 @@ def _book(api: NbGraderAPI, folders: Folders, assignment: str, standing: Standin
         message = str(outcome.get("log") or outcome.get("error") or "nbgrader gives no reason")
         return message.strip()[-1500:]
     _stay_read(api.config, folders, assignment, standing.student, read)
-    for name, path in standing.graded.items():
+    for name, verdict in verdicts.items():
         # Also store it by student and notebook: feedback and nbgrader autograde look for it there.
-        Verdict.read(path).write(verdict_path(folders.data, assignment, standing.student, name))
+        verdict.write(verdict_path(folders.data, assignment, standing.student, name))
     write_whole(mark, json.dumps(identity))
     return ""
 
@@ -160,7 +162,7 @@ def _grades(
         if not path.is_file():
             continue
         texts = {
-            cell.metadata.nbgrader.grade_id: str(cell.source)
+            grade_id(cell): str(cell.source)
             for cell in nbformat.read(path, as_version=4).cells
             if is_solution(cell)
         }

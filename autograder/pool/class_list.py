@@ -19,7 +19,7 @@ from nbgrader.api import MissingEntry
 from autograder import gradebook
 from autograder.course import Folders, Settings
 from autograder.errors import CommandFailed
-from autograder.examination.verdict import Verdict
+from autograder.examination.verdict import Verdict, points_of
 from autograder.passes.examine import blank_verdict, rebuilt
 
 
@@ -45,7 +45,7 @@ class Standing:
 
     student: str
     notebooks: list[Path]
-    graded: dict[str, Path] = field(default_factory=dict)
+    graded: dict[str, Verdict] = field(default_factory=dict)
     outdated: bool = False
     failed: str = ""
     booked: bool = False
@@ -109,11 +109,9 @@ def _standing(
     standing = Standing(student, handed_in(folders, assignment, student))
     folder = folders.graded(assignment, student)
     autograded = folders.autograded / student / assignment
-    scores: dict[str, float] = {}
     for path in standing.notebooks:
         if verdict := verdict_on(folders, path, settings):
-            standing.graded[path.stem] = folder / f"{verdict.key}.json"
-            scores |= {check.task: check.score for check in verdict.checks}
+            standing.graded[path.stem] = verdict
     standing.outdated = not standing.complete and any(folder.glob("*.json"))
     if not standing.complete:
         with contextlib.suppress(OSError):
@@ -124,7 +122,7 @@ def _standing(
     standing.points = True
     standing.booked = (
         standing.complete
-        and all(points.get(name) == score for name, score in scores.items())
+        and points_of(standing.graded.values()).items() <= points.items()
         and _read_json(folder / "booked") == as_booked(folders, assignment, standing)
         and all((autograded / path.name).is_file() for path in standing.notebooks)
     )
@@ -154,7 +152,7 @@ def as_booked(folders: Folders, assignment: str, standing: Standing) -> dict[str
     for path in (*standing.notebooks, folder / "timestamp.txt"):
         content.update(path.read_bytes() if path.is_file() else b"")
     return {
-        "verdicts": {name: path.stem for name, path in sorted(standing.graded.items())},
+        "verdicts": {name: standing.graded[name].key for name in sorted(standing.graded)},
         "submission": content.hexdigest(),
     }
 
@@ -162,11 +160,10 @@ def as_booked(folders: Folders, assignment: str, standing: Standing) -> dict[str
 def verdict_on(folders: Folders, path: Path, settings: Settings) -> Verdict | None:
     """Return the verdict on exactly this code, by these checks; None if there is none."""
     try:
-        key = blank_verdict(rebuilt(folders, path), folders, path, settings).key
-        folder = folders.graded(path.parent.name, path.parents[1].name)
+        kept = blank_verdict(rebuilt(folders, path), folders, path, settings).kept_in(folders)
         # Over a network, only a listing is sure to show what another machine has just written.
-        if {f"{key}.json", f"{key}.ipynb"} <= set(os.listdir(folder)):
-            return Verdict.read(folder / f"{key}.json")
+        if {kept.name, kept.with_suffix(".ipynb").name} <= set(os.listdir(kept.parent)):
+            return Verdict.read(kept)
     except Exception:  # the notebook is damaged and not vetted yet, or the file is no verdict
         return None
     return None

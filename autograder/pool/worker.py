@@ -75,11 +75,10 @@ def grade(folders: Folders, path: Path, settings: Settings, test: SelfTest) -> O
     """
 
     def graded() -> Outcome:
-        assignment, student = path.parent.name, path.parents[1].name
-        vet(assignment, student, [str(path)])
+        vet(path.parent.name, path.parents[1].name, [str(path)])
         nb = rebuilt(folders, path)
         verdict = blank_verdict(nb, folders, path, settings)
-        target = folders.graded(assignment, student) / f"{verdict.key}.json"
+        target = verdict.kept_in(folders)
         target.parent.mkdir(parents=True, exist_ok=True)  # first, to fail before anything runs
         test.examine(nb, verdict)
         keep(nb, verdict, folders)

@@ -8,5 +8,5 @@
 - `mounts`: the files that can be seen
 - `memory`: limits the memory of all processes together; the limit is in `autograder.course`
 - `cores`: measures the processes' time on the machine's cores
-- `seccomp`: the calls to the kernel that are refused
+- `seccomp`: the calls to the kernel that are refused; their table is `calls.csv`
 """

@@ -48,9 +48,13 @@ def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
     return times
 
 
+def fields_of(path: str | Path) -> dict[str, list[str]]:
+    """Return the lines of one of the kernel's files: first word, without its colon → the others."""
+    lines = map(str.split, Path(path).read_text(errors="replace").splitlines())
+    return {first.rstrip(":"): words for first, *words in filter(None, lines)}
+
+
 def is_first(pid: int) -> bool:
     """Return whether this process is number 1 of its pid namespace, and not of ours."""
-    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
-        if line.startswith("NSpid:"):
-            return len(line.split()) > 2 and line.split()[-1] == "1"
-    return False
+    pids = fields_of(f"/proc/{pid}/status").get("NSpid", [])
+    return len(pids) > 1 and pids[-1] == "1"

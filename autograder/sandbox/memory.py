@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from autograder.sandbox.cores import is_first
+from autograder.sandbox.cores import fields_of, is_first
 
 _GROUPS = Path("/sys/fs/cgroup")
 _count = itertools.count(1)
@@ -125,11 +125,8 @@ def killed_for_memory() -> int:
 
 def _counter(path: Path, counter: str) -> int:
     """Return a counter of one of the kernel's files; 0 if it has no such counter."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == counter:
-                return int(value)
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        return int(fields_of(path)[counter][0])
     return 0
 
 
@@ -173,10 +170,7 @@ def unmapped_memory(pids: Sequence[int], exact: bool = False) -> int:
 
 
 def _sum_of(path: str, names: Sequence[str]) -> int:
-    total = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path(path).read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name in names:
-                total += 1024 * int(value.split()[0])
-    return total
+        fields = fields_of(path)
+        return sum(1024 * int(fields[name][0]) for name in names if name in fields)
+    return 0

@@ -29,16 +29,9 @@ from typing import IO, Any
 import psutil
 
 from autograder.errors import CommandFailed, SandboxUnavailable
+from autograder.sandbox import memory
 from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess
 from autograder.sandbox.cores import Cores, cores_of
-from autograder.sandbox.memory import (
-    MemoryGroup,
-    descendants,
-    exact_memory,
-    held_memory,
-    killed_for_memory,
-    unmapped_memory,
-)
 from autograder.sandbox.mounts import Mount, beside_packages, course_package, python_mounts
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import is_root, own_uid
@@ -129,7 +122,7 @@ class Sandbox:
         self._kept = contextlib.ExitStack()
         self._process: SandboxedProcess | None = None
         self._server: ForkServer | None = None
-        self._group: MemoryGroup | None = None
+        self._group: memory.MemoryGroup | None = None
         self._log: IO[bytes] | None = None
         self._ours = 0
         self._most_free = 0
@@ -202,11 +195,11 @@ class Sandbox:
         except ForkServerError:
             raise self.broken("The sandbox did not start") from None
         assert self._process is not None
-        below = descendants(self._process.pid)
+        below = memory.descendants(self._process.pid)
         # Every student process is a fork of our server, and shares what the server holds.
-        self._ours = max((held_memory(pid) for pid in below), default=0)
+        self._ours = max((memory.held_memory(pid) for pid in below), default=0)
         self._most_free = psutil.virtual_memory().available
-        self._group = MemoryGroup.make(self._limits.memory, 4 * self._limits.processes)
+        self._group = memory.MemoryGroup.make(self._limits.memory, 4 * self._limits.processes)
         if self._group is not None:
             self._group.add([self._process.pid, *below])
             self._kept.callback(self._group.close)
@@ -312,7 +305,7 @@ class Sandbox:
 
         """
         self.check_alive()
-        if killed_for_memory() > self._killed and not self.over_memory():
+        if memory.killed_for_memory() > self._killed and not self.over_memory():
             raise self.broken("This machine had no memory left and killed a process")
 
     def _launch(self, fd: int) -> SandboxedProcess:
@@ -331,7 +324,7 @@ class Sandbox:
 
         Our own process is included with its waiting time, because it carries the ranks' messages.
         """
-        below = descendants(self._process.pid) if self._process is not None else ()
+        below = memory.descendants(self._process.pid) if self._process is not None else ()
         times, ours = cores_of([os.getpid(), *below]), os.getpid()
         if ours in times:
             times[ours] = Cores(0.0, times[ours].waited)
@@ -341,7 +334,7 @@ class Sandbox:
         """Make `over_memory` and `make_sure` consider only events from now on."""
         self._over = ""
         self._times_over = 0 if self._group is None else self._group.times_over()
-        self._killed = killed_for_memory()
+        self._killed = memory.killed_for_memory()
 
     def over_memory(self) -> str:
         """Return a message if the cells together used too much memory, or an empty string.
@@ -358,12 +351,12 @@ class Sandbox:
             self._most_free = max(self._most_free, free)
             if self._most_free - free < self._limits.memory / 2:
                 return ""
-            below = descendants(self._process.pid)
-            held = sum(max(0, held_memory(pid) - self._ours) for pid in below)
-            over = held + unmapped_memory(below) > self._limits.memory
+            below = memory.descendants(self._process.pid)
+            held = sum(max(0, memory.held_memory(pid) - self._ours) for pid in below)
+            over = held + memory.unmapped_memory(below) > self._limits.memory
             if over:
-                held = sum(map(exact_memory, below)) - self._ours
-                over = held + unmapped_memory(below, exact=True) > self._limits.memory
+                held = sum(map(memory.exact_memory, below)) - self._ours
+                over = held + memory.unmapped_memory(below, exact=True) > self._limits.memory
         limit = self._limits.memory / 2**30
         self._over = f"the submission's processes took more than {limit:g} GiB of memory" * over
         return self._over

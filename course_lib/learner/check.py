@@ -1,8 +1,6 @@
-"""``course check 03_collectives``: run all cells and checks of a copy in a new process.
+"""Run the cells and the checks of your copy of an assignment from the top, in a new process.
 
-The result of a notebook depends on which cells were run, and in which order. This command runs
-every cell that counts once, from top to bottom, as the grader does: `what_counts` is the rule of
-both.
+Print the reports and count the points. Exit status: 0 if all checks pass, else 1.
 """
 
 from __future__ import annotations
@@ -26,10 +24,6 @@ from course_lib.limits import OTHERS, SOLUTIONS
 
 LOOK_EVERY = 0.5
 """Seconds between two looks whether a watched notebook was saved."""
-DESCRIPTION = (
-    "Run the cells and the checks of your copy of an assignment from the top, in a new process. "
-    "Print the reports and count the points. Exit status: 0 if all checks pass, else 1."
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
-"""``course doctor``: test whether a machine has what the course needs, and if not, say what to do.
+"""Check whether this machine has what the course needs, and say what to do if not.
 
-``autograder doctor`` tests what grading needs.
+Exit status: 0 if lectures and checks will work, else 1. What grading needs: autograder doctor.
 """
 
 from __future__ import annotations
@@ -18,10 +18,6 @@ from typing import Literal
 
 from course_lib.cores import usable_cores
 
-DESCRIPTION = (
-    "Check whether this machine has what the course needs, and say what to do if not. Exit status: "
-    "0 if lectures and checks will work, else 1. What grading needs: autograder doctor."
-)
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
 """In bytes. Four ranks share PyTorch's own memory, and need about half of this."""

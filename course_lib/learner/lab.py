@@ -1,4 +1,8 @@
-"""``course lab``, and ``make lab``: bring the desk up to date, and open JupyterLab on it."""
+"""Bring your copies of lectures and assignments up to date and open JupyterLab on them.
+
+Your changes stay, and new versions are put beside them. All options except --desk go to JupyterLab,
+for example --no-browser or --port=9000.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,6 @@ from course_lib.learner._desk import refresh
 from course_lib.learner.notebooks import has_outputs
 from course_lib.learner.start import add_desk, desk_of
 
-DESCRIPTION = (
-    "Bring your copies of lectures and assignments up to date and open JupyterLab on them. Your "
-    "changes stay, and new versions are put beside them. All options except --desk go to "
-    "JupyterLab, for example --no-browser or --port=9000."
-)
 PASSES_ON = True  # options that it does not know, to JupyterLab
 SETTINGS = Path(__file__).resolve().parents[1] / "ranks" / "notebook" / "jupyterlab"
 """A Jupyter configuration folder. Closing a notebook ends its kernel, and with it the ranks.

@@ -1,7 +1,8 @@
 """Read the command line of a program with commands: `course`, and the grader's `autograder`.
 
-A command is a module with DESCRIPTION, perhaps EXAMPLES, and ``add_options(parser)``. Only the
-command that is given is imported, because ``--help`` must need no library.
+A command is a module with ``add_options(parser)``. Its docstring is the text of its ``--help``; if
+the docstring ends in ``For example::``, the lines below stay as they are. Only the command that is
+given is imported, because ``--help`` of all commands must need no library.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ def parse(
             gc.disable()  # imports free nothing: without the collector they take a sixth less
             module = importlib.import_module(f"{package}.{name}")
             gc.enable()
-            command.description = module.DESCRIPTION
-            if hasattr(module, "EXAMPLES"):  # their lines stay as they are, and the description's
+            text, _, examples = (module.__doc__ or "").partition("\nFor example::\n\n")
+            command.description = text
+            if examples:
                 command.formatter_class = argparse.RawDescriptionHelpFormatter
-                command.epilog = module.EXAMPLES
+                command.epilog = f"examples:\n{examples}"
             module.add_options(command)
     for word in argv[:1]:
         if word not in lines and not word.startswith("-"):

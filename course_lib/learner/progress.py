@@ -1,4 +1,7 @@
-"""``course progress``: points, predictions and guesses, from the desk's diary."""
+"""Show how far you are in each assignment, from the desk's diary.
+
+That is the points of the last run of each check, and how many predictions and guesses were right.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,6 @@ from course_lib.installed import find_course
 from course_lib.learner import _course
 from course_lib.learner.start import add_desk, desk_of
 
-DESCRIPTION = (
-    "Show how far you are in each assignment: the points of the last run of each check, and how "
-    "many predictions and guesses were right."
-)
 _EXPLAINED = (
     "Points are those of the last run of each check. They do not include a grader's hidden cases, "
     "nor answers that a person or the grader judges. A check that a lecture calls gives no points."

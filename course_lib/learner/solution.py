@@ -1,4 +1,7 @@
-"""``course solution 03_collectives``: show the solution to people who learn on their own."""
+"""Show the solution of an assignment, or of one of its tasks, to those who learn on their own.
+
+You are asked first. A copy of the course that a teacher made for students may have no solutions.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,6 @@ from course_lib.learner.notebooks import MARK_SCHEME
 from course_lib.learner.start import confirm
 from course_lib.learner.what_counts import grade_id, is_check, role
 
-DESCRIPTION = (
-    "Show the solution of an assignment, or of one of its tasks. You are asked first. A copy of "
-    "the course that a teacher made for students may have no solutions."
-)
 _WARNING = (
     "Once you have read the solution, you can no longer find it yourself. In a graded course,\n"
     "the rules may forbid reading it before you hand in."

@@ -1,4 +1,8 @@
-"""``course start 03_collectives``: make a copy for the learner, and say what to do next."""
+"""Make your own copy of an assignment, in work/.
+
+Your work is never overwritten. If both you and the course have changed a file, the new version is
+put beside yours.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,6 @@ from course_lib.diary import find_desk
 from course_lib.installed import SHARED, find_course
 from course_lib.learner import _course
 from course_lib.learner._desk import put_aside, refresh
-
-DESCRIPTION = (
-    "Make your own copy of an assignment, in work/. Your work is never overwritten. If both you "
-    "and the course have changed a file, the new version is put beside yours."
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

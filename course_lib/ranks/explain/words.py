@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 _LISTED = 8
@@ -60,9 +61,16 @@ def format_bytes(count: int) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as columns of text, two spaces apart, without spaces at the ends of lines."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Return rows as columns of text, two spaces apart, without spaces at the ends of lines.
+
+    A 中 is two columns wide.
+    """
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(c + " " * (w - _width(c)) for c, w in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def _width(text: str) -> int:
+    return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
