@@ -27,7 +27,17 @@ from typing import Any
 import torch
 
 from course_lib.checking.answers import expect_equal, expect_form
-from course_lib.checking.cases import NETWORK, AuthorError, Case, Check, Expectation, Form, Wrong
+from course_lib.checking.cases import (
+    NETWORK,
+    AuthorError,
+    Case,
+    Check,
+    Expectation,
+    Form,
+    Wrong,
+    drawn_seed,
+    own_of,
+)
 from course_lib.checking.communication import Allowed, after_the_barrier, expect_as_reference
 from course_lib.checking.draw import Draw, Variety
 from course_lib.checking.judges import expect_right, opened
@@ -62,75 +72,30 @@ Judge = Callable[[Case, Sequence[Any], Sequence[Any], Sequence[Any]], None]
 def by_reference(
     function: str,
     *,
-    reference: str,
-    program: Program,
-    draw: Callable[[Draw], Sequence[Any]],
-    variety: Variety | None = None,
     seeds: Sequence[int] = PUBLIC_SEEDS,
-    mistakes: Mapping[str, Mistake] | None = None,
-    as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] | None = None,
-    explain: Explain | None = None,
-    judge: Judge | None = None,
-    exact: bool = False,
-    same_bits: bool = False,
-    may_change: Sequence[str] = (),
-    allowed: Allowed | None = None,
-    network: DrawNetwork | Network = NETWORK,
     worth: Mapping[str, float] | None = None,
     expects: Sequence[Expectation] = (),
+    **options: Any,
 ) -> Check:
     """Return the check of one task.
 
     Args:
         function: name of the student's function.
-        reference: the function that is right, ``module:name``, with the student's signature.
-        program: ``program(function, inputs, case)`` runs on every rank, for student and reference.
-        draw: ``draw(d)`` returns one plain value per rank, usually a dict. Floating-point tensors
-            are drawn in float64 and then converted to the case's dtype.
-        variety: what cases may differ in.
         seeds: the public cases; ``make seeds`` chooses them.
-        mistakes: words → `Mistake`. They are run when a case has failed, and one that explains all
-            wrong values becomes the hint. The engine itself tries two for every task: the result
-            over all ranks, and that of a rank alone.
-        as_if: words → a function that changes the ranks' inputs: another kind of mistake, whose
-            values are the reference's for the changed inputs.
-        explain: ``explain(inputs, me, expected, value)`` returns a hint about the wrong value of
-            member `me`, or an empty string, if no mistake explains it.
-        judge: decides about the values, if several answers are right; it replaces the comparison
-            with the reference's values, and sees only values of their form, see `expect_form`.
-        exact: nothing is rounded, so every bit counts.
-        same_bits: the members of a group must have the same bits.
-        may_change: keys of the input that the function may change or return.
-        allowed: what a right function may send that the reference does not.
-        network: the network of the virtual clock, or ``network(d, inputs)``, which draws it.
         worth: part → share of the points; see `Check`.
         expects: further demands on the communication.
+        **options: the reference, the program, the draw, and what else a `Task` consists of.
 
     """
-    rank_program = RankProgram(program, tuple(may_change))
-    task = _ByReference(
-        function,
-        reference,
-        rank_program,
-        draw,
-        variety or Variety(),
-        dict(mistakes or {}),
-        dict(as_if or {}),
-        explain,
-        judge,
-        exact,
-        same_bits,
-        allowed or Allowed(),
-        network,
-    )
+    task = Task(function, **options)
     return Check(
         function,
-        program=rank_program,
+        program=task.rank_program,
         inputs=task.inputs,
-        judge=task.judge,
+        judge=task.judge_answers,
         cases=task.cases(seeds),
         expects=(Expectation(task.communication), *expects),
-        worth=dict(worth or {}),
+        worth=worth or {},
         computes=task.computes,
         prepare=task.expected,
         hidden=task.hidden,
@@ -158,23 +123,53 @@ class Expected:
 
 
 @dataclass(frozen=True, eq=False)
-class _ByReference:
-    """One task: draws its cases, runs its reference, and judges by what the reference did."""
+class Task:
+    """One task: draws its cases, runs its reference, and judges by what the reference did.
+
+    Attributes:
+        function: name of the student's function.
+        reference: the function that is right, ``module:name``, with the student's signature.
+        program: ``program(function, inputs, case)`` runs on every rank, for student and reference.
+        draw: ``draw(d)`` returns one plain value per rank, usually a dict. Floating-point tensors
+            are drawn in float64 and then converted to the case's dtype.
+        variety: what cases may differ in.
+        mistakes: words → `Mistake`. They are run when a case has failed, and one that explains all
+            wrong values becomes the hint. The engine itself tries two for every task: the result
+            over all ranks, and that of a rank alone.
+        as_if: words → a function that changes the ranks' inputs: another kind of mistake, whose
+            values are the reference's for the changed inputs.
+        explain: ``explain(inputs, me, expected, value)`` returns a hint about the wrong value of
+            member `me`, or an empty string, if no mistake explains it.
+        judge: decides about the values, if several answers are right; it replaces the comparison
+            with the reference's values, and sees only values of their form, see `expect_form`.
+        exact: nothing is rounded, so every bit counts.
+        same_bits: the members of a group must have the same bits.
+        may_change: keys of the input that the function may change or return.
+        allowed: what a right function may send that the reference does not.
+        network: the network of the virtual clock, or ``network(d, inputs)``, which draws it.
+
+    """
 
     function: str
     reference: str
-    program: RankProgram
+    program: Program
     draw: Callable[[Draw], Sequence[Any]]
-    variety: Variety
-    mistakes: Mapping[str, Mistake]
-    as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
-    explain: Explain | None
-    custom: Judge | None
-    exact: bool
-    same_bits: bool
-    allowed: Allowed
-    network: DrawNetwork | Network
+    variety: Variety = field(default_factory=Variety)
+    mistakes: Mapping[str, Mistake] = field(default_factory=dict)
+    as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = field(default_factory=dict)
+    explain: Explain | None = None
+    judge: Judge | None = None
+    exact: bool = False
+    same_bits: bool = False
+    may_change: Sequence[str] = ()
+    allowed: Allowed = field(default_factory=Allowed)
+    network: DrawNetwork | Network = NETWORK
     _records: dict[bytes, Expected] = field(default_factory=dict)
+
+    @property
+    def rank_program(self) -> RankProgram:
+        """The program as the ranks run it."""
+        return RankProgram(self.program, tuple(self.may_change))
 
     # Cases ----------------------------------------------------------------------------------------
 
@@ -258,17 +253,12 @@ class _ByReference:
 
     def inputs(self, case: Case, generator: torch.Generator) -> list[Any]:
         """Draw the numbers of a case: one input per rank."""
-        _, inputs = self._drawn(case.parameters["seed"], generator, case.form, case.world_size)
-        seed = int(torch.randint(2**31, (), generator=generator))
-        drawn = [
-            {"form": {**vars(case.form), "seed": seed}, "own": rank_input} for rank_input in inputs
-        ]
+        _, own_inputs = self._drawn(case.parameters["seed"], generator, case.form, case.world_size)
+        inputs = case.given(own_inputs, drawn_seed(generator))
         if case.after is None:
-            return drawn
-        before = self.inputs(case.after, generator)
-        return [
-            {**rank_input, "before": first} for rank_input, first in zip(drawn, before, strict=True)
-        ]
+            return inputs
+        earlier = self.inputs(case.after, generator)
+        return [{**given, "before": before} for given, before in zip(inputs, earlier, strict=True)]
 
     # The reference --------------------------------------------------------------------------------
 
@@ -282,8 +272,7 @@ class _ByReference:
         content = b"".join([repr((case.network, case.world_size)).encode(), *map(encode, inputs)])
         key = hashlib.sha256(content).digest()
         if key not in self._records:
-            counting = replace(self.program, program=_Counting(self.program.program))
-            counted_values, trace = self._observe(case, inputs, counting)
+            counted_values, trace = self._observe(case, inputs, _Counting(self.program))
             values = [answer["value"] for answer in counted_values]
             computes = [Counter(answer["computes"]) for answer in counted_values]
             if case.after is not None:
@@ -292,11 +281,12 @@ class _ByReference:
         return self._records[key]
 
     def _observe(
-        self, case: Case, inputs: Sequence[Any], program: RankProgram
+        self, case: Case, inputs: Sequence[Any], program: Program
     ) -> tuple[list[Any], Trace]:
         """Run the reference on simulated ranks; return its values and the trace."""
+        rank_program = replace(self.rank_program, program=program)
         # A machine that is busy must not make a reference fail, so its limit is long.
-        check = Check(self.function, program, self.inputs, self.judge, (case,), seconds=60)
+        check = Check(self.function, rank_program, self.inputs, self.judge_answers, (case,), 60)
         right = pkgutil.resolve_name(self.reference)
         try:
             observed = LocalRunner(right, "simulated", echo=None)(check, case, inputs)
@@ -323,13 +313,10 @@ class _ByReference:
             return [{} for _ in expected.values]
         if expected.bounds is None:
             alone = replace(case, after=None)
-            samples = moved_inputs([rank_input["own"] for rank_input in inputs], case.form.dtype)
-            sampled_inputs = [
-                {"form": rank_input["form"], "own": list(rows)}
-                for rank_input, rows in zip(inputs, zip(*samples, strict=True), strict=True)
-            ]
-            in_turn = replace(self.program, program=_InTurn(self.program.program))
-            runs, _ = self._observe(alone, sampled_inputs, in_turn)
+            samples = moved_inputs(own_of(inputs), case.form.dtype)
+            inputs_in_turn = [list(rows) for rows in zip(*samples, strict=True)]
+            given = alone.given(inputs_in_turn, inputs[0]["form"]["seed"])
+            runs, _ = self._observe(alone, given, _InTurn(self.program))
             expected.bounds = [
                 bounds_from(value, sampled, case.form.dtype)
                 for value, sampled in zip(expected.values, runs, strict=True)
@@ -338,45 +325,38 @@ class _ByReference:
 
     # Judging --------------------------------------------------------------------------------------
 
-    def judge(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def judge_answers(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Raise `Wrong` for the first finding: an effect, then a value, then a late effect."""
         expected = self.expected(case, inputs).values
-        own_inputs = [rank_input["own"] for rank_input in inputs]
 
         def form(rank: int, value: Any, owner: str) -> None:
-            expect_form(value, expected[rank], owner, kinds=self.custom is not None)
+            expect_form(value, expected[rank], owner, kinds=self.judge is not None)
 
         def judge(values: Sequence[Any]) -> None:
-            if self.custom is not None:
-                self.custom(case, own_inputs, expected, values)
+            if self.judge is not None:
+                self.judge(case, own_of(inputs), expected, values)
             else:
                 self._expect_equal(case, inputs, expected, values)
             if self.same_bits:
                 expect_same_bits(case, values)
 
-        expect_right(self.program, case, inputs, outputs, judge, form)
+        expect_right(self.rank_program, case, inputs, outputs, judge, form)
 
     def _expect_equal(
         self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], values: Sequence[Any]
     ) -> None:
         for rank, (value, right) in enumerate(zip(values, expected, strict=True)):
-            owner = f"rank {rank}"
+            expect = partial(expect_equal, value, right, f"rank {rank}", rtol=0, atol=0)
             try:
-                expect_equal(value, right, owner, rtol=0, atol=0)
+                expect()
                 continue
             except Wrong:
                 bounds = self._bounds(case, inputs)[rank]
             try:
-                mistaken = self._mistaken(case, inputs, expected, rank)
-                expect_equal(
-                    value, right, owner, rtol=0, atol=0, errors=bounds, lookalikes=mistaken
-                )
+                expect(errors=bounds, lookalikes=self._mistaken(case, inputs, expected, rank))
             except Wrong as finding:
                 if self.explain is not None:
-                    members = case.members(rank)
-                    member_inputs = [inputs[member]["own"] for member in members]
-                    member_values = [expected[member] for member in members]
-                    hint = self.explain(member_inputs, members.index(rank), member_values, value)
+                    hint = self.explain(*_in_its_group(case, inputs, expected, rank), value)
                     finding.otherwise = hint or finding.otherwise
                 raise
 
@@ -384,19 +364,17 @@ class _ByReference:
         self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], rank: int
     ) -> Iterator[tuple[str, Any]]:
         """Yield common mistakes and the values that they give here."""
-        members = case.members(rank)
         for mistake_name, mistake in self.mistakes.items():
-            own_inputs = [with_tensors(inputs[r]["own"], torch.clone) for r in members]
-            value = mistake(own_inputs, members.index(rank), [expected[r] for r in members])
+            value = mistake(*_in_its_group(case, inputs, expected, rank))
             if value is not None:
                 yield mistake_name, value
-        own_inputs = [rank_input["own"] for rank_input in inputs]
+        own_inputs = own_of(inputs)
         for mistake_name, change in self.as_if.items():
-            changed = change([with_tensors(rank_input, torch.clone) for rank_input in own_inputs])
+            changed = change(with_tensors(own_inputs, torch.clone))
             yield mistake_name, self._elsewhere(case, inputs, changed, case.form.groups, rank)
         if len(case.groups) > 1:
             yield OVER_ALL, self._elsewhere(case, inputs, own_inputs, (), rank)
-        if len(members) > 1:
+        if len(case.members(rank)) > 1:
             alone = tuple((member,) for member in range(case.world_size))
             yield ALONE, self._elsewhere(case, inputs, own_inputs, alone, rank)
 
@@ -410,18 +388,26 @@ class _ByReference:
     ) -> Any:
         """Return what the reference gives a rank for other inputs or groups; None if it fails."""
         case = replace(case, form=replace(case.form, groups=groups), after=None)
-        form = {**inputs[0]["form"], "groups": groups}
-        alike = [{"own": rank_input, "form": form} for rank_input in own_inputs]
+        given = case.given(own_inputs, inputs[0]["form"]["seed"])
         try:
-            return self._observe(case, alike, self.program)[0][rank]
+            return self._observe(case, given, self.program)[0][rank]
         except AuthorError:  # the inputs of a group need not fit another one
             return None
 
     def communication(self, case: Case, observed: Any, trace: Trace) -> None:
         """Raise `Wrong` if a rank sends what the reference, and `Allowed`, do not explain."""
         right, timed = self.expected(case, observed.inputs).trace, observed.network is not None
-        own_inputs = [rank_input["own"] for rank_input in observed.inputs]
+        own_inputs = own_of(observed.inputs)
         expect_as_reference(case, own_inputs, trace, right, self.allowed, timed=timed)
+
+
+def _in_its_group(
+    case: Case, inputs: Sequence[Any], expected: Sequence[Any], rank: int
+) -> tuple[list[Any], int, list[Any]]:
+    """Return the arguments of a `Mistake`; it may write into the inputs."""
+    members = case.members(rank)
+    own_inputs = [with_tensors(inputs[member]["own"], torch.clone) for member in members]
+    return own_inputs, members.index(rank), [expected[member] for member in members]
 
 
 @dataclass(frozen=True)

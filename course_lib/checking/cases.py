@@ -150,10 +150,15 @@ class Case(InGroups):
     in_short: str = ""
     difficulty: tuple[int, ...] = ()
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one floating-point number of the case."""
-        return int(getattr(torch, self.form.dtype).itemsize)
+    def given(self, own_inputs: Sequence[Any], seed: int) -> list[Any]:
+        """Return what the ranks get: the form of the case, a seed, and an input of their own."""
+        form = {**vars(self.form), "seed": seed}
+        return [{"form": form, "own": own_input} for own_input in own_inputs]
+
+
+def own_of(inputs: Sequence[Any]) -> list[Any]:
+    """Return the ranks' own inputs, from what `Case.given` has made of them."""
+    return [given["own"] for given in inputs]
 
 
 @dataclass(frozen=True)
@@ -257,3 +262,8 @@ def case_generator(seed: str, check: str, case: Case) -> torch.Generator:
     """Return the random generator of one case: the same for the same seed, check and case."""
     digest = hashlib.sha256(f"{seed}/{check}/{case.name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def drawn_seed(generator: torch.Generator) -> int:
+    """Draw the seed of the ranks' own generators."""
+    return int(torch.randint(2**31, (), generator=generator))

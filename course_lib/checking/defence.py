@@ -96,9 +96,7 @@ class Defence(Check):
         seed = seed if student else f"practice {number}"  # no id gives this seed
         generator = case_generator(seed, self.function, Case(self.of, 1))
         case, own_inputs = self.draw(generator)
-        form = {**vars(case.form), "seed": 0}
-        inputs = [{"form": form, "own": rank_input} for rank_input in own_inputs]
-        observed = run(about, case, inputs)
+        observed = run(about, case, case.given(own_inputs, 0))
         assert isinstance(observed, Observed) and observed.trace is not None
         kinds = kinds_for(observed.trace)
         order = torch.randperm(QUESTIONS, generator=generator).tolist()

@@ -308,23 +308,20 @@ def _judge(check: Check, case: Case, observed: Observed) -> dict[str, Wrong]:
             on the ranks may have changed those that it got.
 
     """
+    trace = observed.trace
     try:
-        _judge_handles(observed)
+        if trace is not None:
+            _expect_all_waited_for(trace)
+        if observed.touched:
+            raise Wrong(
+                observed.touched[0].rstrip("."),
+                "Use the tensors only after .wait() has returned. Until then the transfer may "
+                "still be running: you may read old values, or your write may change what is sent.",
+            )
         _judge_values(check, case, observed)
-        return _judge_communication(check, case, observed)
+        return {} if trace is None else _judge_communication(check, case, observed, trace)
     except Wrong as finding:
         return dict.fromkeys([VALUES, COMMUNICATION, *check.worth], finding)
-
-
-def _judge_handles(observed: Observed) -> None:
-    if observed.trace is not None:
-        _expect_all_waited_for(observed.trace)
-    if observed.touched:
-        raise Wrong(
-            observed.touched[0].rstrip("."),
-            "Use the tensors only after .wait() has returned. Until then the transfer may "
-            "still be running: you may read old values, or your write may change what is sent.",
-        )
 
 
 def _judge_values(check: Check, case: Case, observed: Observed) -> None:
@@ -346,20 +343,20 @@ def _judge_values(check: Check, case: Case, observed: Observed) -> None:
         torch.set_num_threads(threads)
 
 
-def _judge_communication(check: Check, case: Case, observed: Observed) -> dict[str, Wrong]:
+def _judge_communication(
+    check: Check, case: Case, observed: Observed, trace: Trace
+) -> dict[str, Wrong]:
     """Return part of the points → its first finding."""
-    trace, findings = observed.trace, dict[str, Wrong]()
-    if trace is None:
-        return findings
+    findings = dict[str, Wrong]()
     if check.computes is not None and observed.network:
         _expect_computed(check.computes(case, observed.inputs), trace)
     _expect_few_empty(trace)
     if case.after is not None:
-        trace = after_the_barrier(trace)
+        own_trace = after_the_barrier(trace)
+        if own_trace is None:
+            return findings
         # The ranks leave the barrier one after the other, so a formula does not give the time.
-        observed = replace(observed, network=None)
-    if trace is None:
-        return findings
+        trace, observed = own_trace, replace(observed, network=None)
     if outside := _outside_the_group(case, trace):
         findings[COMMUNICATION] = Wrong(outside)
     for expectation in check.expects:
