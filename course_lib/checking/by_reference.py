@@ -17,6 +17,7 @@ of the case: see `rounding`. The reference is named as text, so nobody meets it 
 from __future__ import annotations
 
 import hashlib
+import math
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,6 +109,8 @@ class Expected:
     """What the reference does in a case.
 
     Attributes:
+        case: the case.
+        inputs: what the ranks were given.
         values: what its program gives, one value per rank.
         trace: what its ranks send.
         computes: for each rank, the computation that its program declares; see `Check`.
@@ -116,10 +119,18 @@ class Expected:
 
     """
 
+    case: Case
+    inputs: Sequence[Any]
     values: list[Any]
     trace: Trace
     computes: list[Counter[float]]
     bounds: list[dict[str, float]] | None = None
+
+    def in_its_group(self, rank: int) -> tuple[list[Any], int, list[Any]]:
+        """Return the arguments of a `Mistake`; it may write into the inputs."""
+        members = self.case.members(rank)
+        own_inputs = [with_tensors(self.inputs[member]["own"], torch.clone) for member in members]
+        return own_inputs, members.index(rank), [self.values[member] for member in members]
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,16 +207,14 @@ class Task:
     def case(self, seed: int) -> Case:
         """Return the case of a seed."""
         case, before = self._alone(seed)
+        if not before:
+            return case
         features, *size = case.difficulty
-        difficulty = (features + 2, *size)
-        match before:
-            case "alike":
-                name = f"{case.name}, for the second time"
-                return replace(case, name=name, after=case, difficulty=difficulty)
-            case "another":
-                name, other = f"{case.name}, after another call", self._unlike(seed, case)
-                return replace(case, name=name, after=other, difficulty=difficulty)
-        return case
+        words, other = "for the second time", case
+        if before == "another":
+            words, other = "after another call", self._unlike(seed, case)
+        name = f"{case.name}, {words}"
+        return replace(case, name=name, after=other, difficulty=(features + 2, *size))
 
     def _unlike(self, seed: int, case: Case) -> Case:
         """Return another case with as many ranks, in other groups if the task has groups."""
@@ -220,19 +229,18 @@ class Task:
         """Return the case of a seed without a call before it, and which call may come before."""
         d, inputs = self._drawn(seed, torch.Generator().manual_seed(0), None, world_size)
         network = self.network if isinstance(self.network, Network) else self.network(d, inputs)
-        numbers = [tensor for tensor in tensors_in(list(inputs)) if tensor.is_floating_point()]
-        dims = max((tensor.dim() for tensor in numbers), default=0)
-        plain, features = Form(), list(d.words)
+        tensors, features = list(tensors_in(inputs)), list(d.words)
+        dims = max((tensor.dim() for tensor in tensors if tensor.is_floating_point()), default=-1)
         if d.groups[1:]:
             features.insert(0, "in two groups")
-        if numbers and d.form.dtype != self.variety.dtypes[0]:
+        if dims >= 0 and d.form.dtype != self.variety.dtypes[0]:
             features.append(d.form.dtype)
-        if d.form.layout != plain.layout and dims >= (2 if d.form.layout == "transposed" else 1):
+        if dims >= {"contiguous": math.inf, "transposed": 2}.get(d.form.layout, 1):
             features.append(d.form.layout)
         largest = max(self.variety.ranks)
         ranks = [counted(d.world_size, "rank")] if largest > 1 else []
         alone = d.world_size == 1 < largest
-        size = len(str(sum(tensor.numel() for tensor in tensors_in(list(inputs)))))
+        size = len(str(sum(tensor.numel() for tensor in tensors)))
         case = Case(
             ", ".join([*ranks, *features]) or "a plain case",
             d.world_size,
@@ -272,12 +280,12 @@ class Task:
         content = b"".join([repr((case.network, case.world_size)).encode(), *map(encode, inputs)])
         key = hashlib.sha256(content).digest()
         if key not in self._records:
-            counted_values, trace = self._observe(case, inputs, _Counting(self.program))
+            counted_values, trace = self._observe(case, inputs, _counting(self.program))
             values = [answer["value"] for answer in counted_values]
             computes = [Counter(answer["computes"]) for answer in counted_values]
             if case.after is not None:
                 trace = after_the_barrier(trace) or trace
-            self._records[key] = Expected(values, trace, computes)
+            self._records[key] = Expected(case, inputs, values, trace, computes)
         return self._records[key]
 
     def _observe(
@@ -306,93 +314,82 @@ class Task:
         before = self.computes(case.after, [rank_input["before"] for rank_input in inputs])
         return [counts + first for counts, first in zip(lengths, before, strict=True)]
 
-    def _bounds(self, case: Case, inputs: Sequence[Any]) -> list[dict[str, float]]:
+    def _bounds(self, expected: Expected) -> list[dict[str, float]]:
         """Return how far right values may be from the reference's, for each rank."""
-        expected = self.expected(case, inputs)
-        if self.exact or not getattr(torch, case.form.dtype).is_floating_point:
+        case, dtype = replace(expected.case, after=None), expected.case.form.dtype
+        if self.exact or not getattr(torch, dtype).is_floating_point:
             return [{} for _ in expected.values]
         if expected.bounds is None:
-            alone = replace(case, after=None)
-            samples = moved_inputs(own_of(inputs), case.form.dtype)
+            samples = moved_inputs(own_of(expected.inputs), dtype)
             inputs_in_turn = [list(rows) for rows in zip(*samples, strict=True)]
-            given = alone.given(inputs_in_turn, inputs[0]["form"]["seed"])
-            runs, _ = self._observe(alone, given, _InTurn(self.program))
-            expected.bounds = [
-                bounds_from(value, sampled, case.form.dtype)
-                for value, sampled in zip(expected.values, runs, strict=True)
-            ]
+            given = case.given(inputs_in_turn, expected.inputs[0]["form"]["seed"])
+            runs, _ = self._observe(case, given, _in_turn(self.program))
+            pairs = zip(expected.values, runs, strict=True)
+            expected.bounds = [bounds_from(value, sampled, dtype) for value, sampled in pairs]
         return expected.bounds
 
     # Judging --------------------------------------------------------------------------------------
 
     def judge_answers(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Raise `Wrong` for the first finding: an effect, then a value, then a late effect."""
-        expected = self.expected(case, inputs).values
+        expected = self.expected(case, inputs)
 
         def form(rank: int, value: Any, owner: str) -> None:
-            expect_form(value, expected[rank], owner, kinds=self.judge is not None)
+            expect_form(value, expected.values[rank], owner, kinds=self.judge is not None)
 
         def judge(values: Sequence[Any]) -> None:
             if self.judge is not None:
-                self.judge(case, own_of(inputs), expected, values)
+                self.judge(case, own_of(inputs), expected.values, values)
             else:
-                self._expect_equal(case, inputs, expected, values)
+                self._expect_equal(expected, values)
             if self.same_bits:
                 expect_same_bits(case, values)
 
         expect_right(self.rank_program, case, inputs, outputs, judge, form)
 
-    def _expect_equal(
-        self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], values: Sequence[Any]
-    ) -> None:
-        for rank, (value, right) in enumerate(zip(values, expected, strict=True)):
+    def _expect_equal(self, expected: Expected, values: Sequence[Any]) -> None:
+        for rank, (value, right) in enumerate(zip(values, expected.values, strict=True)):
             expect = partial(expect_equal, value, right, f"rank {rank}", rtol=0, atol=0)
             try:
                 expect()
                 continue
             except Wrong:
-                bounds = self._bounds(case, inputs)[rank]
+                bounds = self._bounds(expected)[rank]
             try:
-                expect(errors=bounds, lookalikes=self._mistaken(case, inputs, expected, rank))
+                expect(errors=bounds, lookalikes=self._mistaken(expected, rank))
             except Wrong as finding:
                 if self.explain is not None:
-                    hint = self.explain(*_in_its_group(case, inputs, expected, rank), value)
+                    hint = self.explain(*expected.in_its_group(rank), value)
                     finding.otherwise = hint or finding.otherwise
                 raise
 
-    def _mistaken(
-        self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], rank: int
-    ) -> Iterator[tuple[str, Any]]:
+    def _mistaken(self, expected: Expected, rank: int) -> Iterator[tuple[str, Any]]:
         """Yield common mistakes and the values that they give here."""
         for mistake_name, mistake in self.mistakes.items():
-            value = mistake(*_in_its_group(case, inputs, expected, rank))
+            value = mistake(*expected.in_its_group(rank))
             if value is not None:
                 yield mistake_name, value
-        own_inputs = own_of(inputs)
+        case, own_inputs = expected.case, own_of(expected.inputs)
         for mistake_name, change in self.as_if.items():
             changed = change(with_tensors(own_inputs, torch.clone))
-            yield mistake_name, self._elsewhere(case, inputs, changed, case.form.groups, rank)
+            yield mistake_name, self._elsewhere(expected, changed, case.form.groups)[rank]
         if len(case.groups) > 1:
-            yield OVER_ALL, self._elsewhere(case, inputs, own_inputs, (), rank)
+            yield OVER_ALL, self._elsewhere(expected, own_inputs, ())[rank]
         if len(case.members(rank)) > 1:
             alone = tuple((member,) for member in range(case.world_size))
-            yield ALONE, self._elsewhere(case, inputs, own_inputs, alone, rank)
+            yield ALONE, self._elsewhere(expected, own_inputs, alone)[rank]
 
     def _elsewhere(
-        self,
-        case: Case,
-        inputs: Sequence[Any],
-        own_inputs: Sequence[Any],
-        groups: tuple[tuple[int, ...], ...],
-        rank: int,
-    ) -> Any:
-        """Return what the reference gives a rank for other inputs or groups; None if it fails."""
-        case = replace(case, form=replace(case.form, groups=groups), after=None)
-        given = case.given(own_inputs, inputs[0]["form"]["seed"])
+        self, expected: Expected, own_inputs: Sequence[Any], groups: tuple[tuple[int, ...], ...]
+    ) -> list[Any]:
+        """Return what the reference gives for other inputs or groups; only None if it fails."""
+        form = replace(expected.case.form, groups=groups)
+        case = replace(expected.case, form=form, after=None)
+        given = case.given(own_inputs, expected.inputs[0]["form"]["seed"])
         try:
-            return self._observe(case, given, self.program)[0][rank]
+            return self._observe(case, given, self.program)[0]
         except AuthorError:  # the inputs of a group need not fit another one
-            return None
+            return [None for _ in own_inputs]
 
     def communication(self, case: Case, observed: Any, trace: Trace) -> None:
         """Raise `Wrong` if a rank sends what the reference, and `Allowed`, do not explain."""
@@ -401,34 +398,15 @@ class Task:
         expect_as_reference(case, own_inputs, trace, right, self.allowed, timed=timed)
 
 
-def _in_its_group(
-    case: Case, inputs: Sequence[Any], expected: Sequence[Any], rank: int
-) -> tuple[list[Any], int, list[Any]]:
-    """Return the arguments of a `Mistake`; it may write into the inputs."""
-    members = case.members(rank)
-    own_inputs = [with_tensors(inputs[member]["own"], torch.clone) for member in members]
-    return own_inputs, members.index(rank), [expected[member] for member in members]
+def _in_turn(program: Program) -> Program:
+    """Return a program that runs a task's program with one input after the other."""
+    return lambda function, inputs, case: [program(function, sample, case) for sample in inputs]
 
 
-@dataclass(frozen=True)
-class _InTurn:
-    """A program that runs a task's program with one input after the other."""
+def _counting(program: Program) -> Program:
+    """Return a program that also returns the seconds of each `compute`, which a trace joins."""
 
-    program: Program
-
-    def __call__(self, function: Callable[..., Any], inputs: Any, case: Given) -> Any:
-        return [self.program(function, sample, case) for sample in inputs]
-
-    @property
-    def __code__(self) -> Any:
-        return self.program.__code__
-
-
-@dataclass(frozen=True)
-class _Counting(_InTurn):
-    """A program that also returns the seconds of each `compute`, which a trace joins together."""
-
-    def __call__(self, function: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    def run(function: Callable[..., Any], inputs: Any, case: Given) -> Any:
         spend, lengths = computation._local.compute, list[float]()
         assert spend is not None
 
@@ -438,9 +416,11 @@ class _Counting(_InTurn):
 
         computation._local.compute = count
         try:
-            return {"value": self.program(function, inputs, case), "computes": lengths}
+            return {"value": program(function, inputs, case), "computes": lengths}
         finally:
             computation._local.compute = spend
+
+    return run
 
 
 def expect_same_bits(case: Case, values: Sequence[Any]) -> None:

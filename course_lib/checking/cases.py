@@ -69,18 +69,6 @@ class Wrong(Exception):
         """The first hint that fits, until `run_check.agreed` has seen all cases; or empty."""
         return next((hint for hint in self.mistakes.values() if hint), self.otherwise)
 
-    def besides(self, hint: str = "", mistakes: Mapping[str, str] | None = None) -> Wrong:
-        """Return the same finding with more known mistakes before its own, and with a hint.
-
-        If the finding has no hint for the case that no known mistake is named, it gets `hint`.
-        """
-        return Wrong(
-            self.message,
-            self.otherwise or hint,
-            self.detail,
-            mistakes={**(mistakes or {}), **self.mistakes},
-        )
-
 
 @dataclass(frozen=True)
 class Form:

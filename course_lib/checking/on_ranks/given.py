@@ -97,20 +97,13 @@ class Given:
         return module
 
 
-class _Groups(threading.local):
-    """The groups of this rank that earlier cases made; a process can hold only a limited number."""
-
-    def __init__(self) -> None:
-        self.world: Any = None
-        self.made: dict[tuple[int, ...], Any] = {}
-
-
-_groups = _Groups()
+_groups = threading.local()
+"""The groups of this rank that earlier cases made; a process can hold only a limited number."""
 
 
 def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
     """Return the one of these groups that has this rank; all ranks must pass the same groups."""
-    if _groups.world is not dist.group.WORLD:
+    if getattr(_groups, "world", None) is not dist.group.WORLD:
         _groups.world, _groups.made = dist.group.WORLD, {}
     own_group = None
     for members in map(tuple, groups):
@@ -119,10 +112,6 @@ def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
         if dist.get_rank() in members:
             own_group = _groups.made[members]
     return own_group
-
-
-def _world() -> dist.ProcessGroup | None:
-    return dist.group.WORLD if dist.is_initialized() else None
 
 
 class _Strict:
@@ -225,10 +214,10 @@ class RankProgram:
 
         Our lines and PyTorch's lead to theirs, or come after.
         """
-        world = _world()  # None if a task needs no ranks and nobody made a group
+        world = dist.group.WORLD  # None if a task needs no ranks and nobody made a group
         try:
             value = simple(self.program(function, inputs, case))
-            if _world() is not world:
+            if dist.group.WORLD is not world:
                 raise RuntimeError(_DESTROYED)
         except Exception as error:
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
