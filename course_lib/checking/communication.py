@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from course_lib.checking.answers import numbers_apart
 from course_lib.checking.cases import COMMUNICATION, Case, Expectation, Observed, Wrong
@@ -134,12 +134,7 @@ def _expect_calls(
 
 
 def expect_bytes(
-    rank: int,
-    events: Sequence[Event],
-    limit: int,
-    hint: str,
-    verb: Literal["sends", "receives"] = "sends",
-    scope: str = "",
+    rank: int, events: Sequence[Event], limit: int, hint: str, verb: str = "sends", scope: str = ""
 ) -> None:
     """Raise `Wrong` if a rank sends, or receives, more bytes than `limit`; see above."""
     size = sent if verb == "sends" else received

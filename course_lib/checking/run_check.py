@@ -127,11 +127,7 @@ def run_check(
         for trial, hint in zip(refused, hints, strict=True):
             assert trial.finding is not None
             trial.result = replace(trial.result, reason=_reason_of(trial.finding, hint))
-    failed = [
-        trial
-        for trial in examined
-        if trial.result.ran and not trial.result.hidden and not trial.result.passed
-    ]
+    failed = [t for t in examined if t.result.ran and not (t.result.hidden or t.result.passed)]
     if explain and check.drawn is not None:
         _explain(examine, seed, failed)
     # With `only_on`, the messages are the check's own: no student has sent one.

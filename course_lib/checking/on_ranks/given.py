@@ -183,23 +183,20 @@ class RankProgram:
     def __call__(self, function: Callable[..., Any], rank_input: Any) -> Any:
         """Run the program; return its value and the report of the state after the call."""
         with _STRICT:
-            return self._run(function, rank_input)
-
-    def _run(self, function: Callable[..., Any], rank_input: Any) -> Any:
-        before, form = rank_input.get("before"), rank_input["form"]
-        earlier_results = [] if before is None else self._kept_from(function, before)
-        inputs = _laid_out(rank_input["own"], form["layout"])
-        answers = None if self.answers is None else functools.partial(self.answers, inputs)
-        inputs = without(inputs, self.withheld)
-        case = Given(form, inputs, self.may_change, answers)
-        case.watch.add_results(earlier_results)
-        value = self._value(function, inputs, case)
-        try:
-            for name, leaf in leaves(value):
-                encode(leaf, without_numbers(name) or "the result")
-        except NotPlainError as error:
-            return {"refused": str(error)}
-        return {"value": value, "left": case.watch.report(value)}
+            before, form = rank_input.get("before"), rank_input["form"]
+            earlier_results = [] if before is None else self._kept_from(function, before)
+            inputs = _laid_out(rank_input["own"], form["layout"])
+            answers = None if self.answers is None else functools.partial(self.answers, inputs)
+            inputs = without(inputs, self.withheld)
+            case = Given(form, inputs, self.may_change, answers)
+            case.watch.add_results(earlier_results)
+            value = self._value(function, inputs, case)
+            try:
+                for name, leaf in leaves(value):
+                    encode(leaf, without_numbers(name) or "the result")
+            except NotPlainError as error:
+                return {"refused": str(error)}
+            return {"value": value, "left": case.watch.report(value)}
 
     def _kept_from(self, function: Callable[..., Any], before: Any) -> list[Tensor]:
         """Run the program with the input of an earlier call; return the tensors that it gave."""
@@ -244,6 +241,14 @@ def simple(value: Any) -> Any:
     if isinstance(value, Tensor | bool | int) or not hasattr(value, "__index__"):
         return value
     return operator.index(value)
+
+
+def linear_of(weight: nn.Parameter, bias: Any) -> nn.Linear:
+    """Return a layer that has these parameters; `bias` may be None. Nothing random is drawn."""
+    layer = nn.Linear(1, 1, device="meta")
+    layer.out_features, layer.in_features = weight.shape
+    layer.weight, layer.bias = weight, bias
+    return layer
 
 
 def expect_function(value: object, name: str) -> Callable[..., Any]:
