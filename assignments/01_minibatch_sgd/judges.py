@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from course_lib.checking import Case, Wrong, expect_equal
 from course_lib.checking.judges import ENOUGH, equally_likely
+from course_lib.checking.on_ranks.given import linear_of
 
 # Batches that are drawn without replacement -------------------------------------------------------
 
@@ -233,9 +234,7 @@ def network_of(inputs: Any) -> nn.Sequential:
     params = [nn.Parameter(w, i not in inputs["frozen"]) for i, w in enumerate(inputs["weights"])]
     for param, gradient in zip(params, inputs["before"], strict=True):
         param.grad = copy_of(gradient)
-    first, last = (nn.Linear(1, 1, device="meta") for _ in range(2))
-    first.weight, first.bias, last.weight, last.bias = params
-    return nn.Sequential(first, nn.Tanh(), last)
+    return nn.Sequential(linear_of(*params[:2]), nn.Tanh(), linear_of(*params[2:]))
 
 
 def copy_of(tensor: Tensor | None) -> Tensor | None:

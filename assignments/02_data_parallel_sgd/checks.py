@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.checking import Allowed, Draw, Given, Variety, by_reference, sends_at_most
+from course_lib.checking.on_ranks.given import linear_of
 from course_lib.checking.on_ranks.leaves import with_tensors
 from course_lib.checking.testing import Candidate, testing_task
 
@@ -205,13 +206,10 @@ def draw_step(d: Draw) -> list[Any]:
 
 def run_steps(step: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Call ``step(model, loss_fn, x, y, lr, group=group)`` twice; return weights and losses."""
-    first, last = (nn.Linear(1, 1, device="meta") for _ in range(2))
-    first.weight, first.bias, last.weight, last.bias = map(
-        nn.Parameter, map(torch.clone, inputs["weights"])
-    )
+    params = [nn.Parameter(weight.clone()) for weight in inputs["weights"]]
     dtype = inputs["weights"][0].dtype
     norm = nn.BatchNorm1d(WIDTH, affine=False, dtype=dtype) if inputs["norm"] else nn.Tanh()
-    model = case.model(nn.Sequential(first, norm, last))
+    model = case.model(nn.Sequential(linear_of(*params[:2]), norm, linear_of(*params[2:])))
     for param, gradient in zip(model.parameters(), inputs["before"] or [None] * 4, strict=True):
         param.grad = None if gradient is None else gradient.clone()
     loss_fn = getattr(F, inputs["loss"])

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.checking import Draw
+from course_lib.checking.on_ranks.given import linear_of
 
 FEATURES, WIDTH, CLASSES = 32, 16, 3
 SHAPES = ((WIDTH, FEATURES), (WIDTH,), (CLASSES, WIDTH), (CLASSES,))
@@ -37,13 +38,6 @@ def targets_of(loss: str, scores: Tensor) -> Tensor:
     return scores.argmax(1) if loss in LABELS else scores
 
 
-def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """Return a layer with copies of these weights."""
-    layer = nn.Linear(1, 1, device="meta")
-    layer.weight, layer.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
-    return layer
-
-
 def network(
     weights: Sequence[Tensor], middle: nn.Module | None = None, frozen: Sequence[int] = ()
 ) -> nn.Sequential:
@@ -51,11 +45,9 @@ def network(
 
     Parameters at the positions `frozen` do not require a gradient.
     """
-    first, last = linear(*weights[:2]), linear(*weights[2:])
-    model = nn.Sequential(first, middle or nn.Tanh(), last)
-    for i, param in enumerate([*first.parameters(), *last.parameters()]):
-        param.requires_grad_(i not in frozen)
-    return model
+    params = [nn.Parameter(w.clone(), i not in frozen) for i, w in enumerate(weights)]
+    first, last = linear_of(*params[:2]), linear_of(*params[2:])
+    return nn.Sequential(first, middle or nn.Tanh(), last)
 
 
 def fill(model: nn.Module, gradients: Sequence[Tensor] | None) -> None:

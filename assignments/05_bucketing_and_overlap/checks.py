@@ -21,20 +21,6 @@ from course_lib.checking.on_ranks.leaves import with_tensors
 from course_lib.ranks import compute
 from course_lib.ranks.explain.words import format_table
 
-
-def draw_unusual(d: Draw, *kinds: str) -> dict[str, int]:
-    """Draw what is unusual in a case, up to three of these kinds; return kind → its rank.
-
-    All kinds are equally likely. One that has no ``{}`` has no rank, but 0.
-    """
-    unusual = {}
-    for kind in dict.fromkeys(d.one_of(*kinds) for _ in range(3)):
-        rank = d.rank(kind, one_in=1) if "{}" in kind else d.maybe(kind, 0, -1, one_in=1)
-        if rank >= 0:
-            unusual[kind] = rank
-    return unusual
-
-
 LARGE, ZEROS, OVERFLOW = "large numbers", "only zeros on rank {}", "an inf or NaN on rank {}"
 
 
@@ -72,8 +58,8 @@ def run_assign(assign_buckets: Callable[..., Any], inputs: Any, case: Given) -> 
 
 def draw_assign(d: Draw) -> list[Any]:
     """Draw parameters and caps. The first call comes again after two others."""
-    unusual = draw_unusual(
-        *(d, "two dtypes", "two dtypes", "two bytes each", "some are frozen", "some are empty"),
+    unusual = d.unusual(
+        *("two dtypes", "two dtypes", "two bytes each", "some are frozen", "some are empty"),
         *("some are there twice", "one larger than the cap", "one parameter", "cap 0"),
     )
     n = 1 if "one parameter" in unusual else d.one_of(4, 5, 6, 7)
@@ -166,8 +152,8 @@ def parameters_of(inputs: Any) -> list[nn.Parameter]:
 
 def draw_bucket(d: Draw) -> list[Any]:
     """Draw the same weights for every rank, and different gradients; some may be missing."""
-    unusual = draw_unusual(
-        *(d, "an empty parameter", "two buckets at once", "a gradient that no rank has"),
+    unusual = d.unusual(
+        *("an empty parameter", "two buckets at once", "a gradient that no rank has"),
         *("rank {} lacks a gradient", "rank {} has no gradients", LARGE, ZEROS, OVERFLOW),
     )
     shapes = d.one_of([(3, 2), (5,)], [(2, 3), (4,), ()], [(3, 2), (6,)])
@@ -314,7 +300,7 @@ def draw_chain(d: Draw, several: bool) -> tuple[list[Any], dict[str, int]]:
     kinds = (*CHAIN_KINDS, *2 * ("exceptions leave no_sync",)) if several else CHAIN_KINDS
     two = d.maybe("two models at once", one_in=4)
     # Two models must launch their buckets in one order, so the ranks use the same layers there.
-    unusual = draw_unusual(d, *kinds, *(() if two else RANK_KINDS))
+    unusual = d.unusual(*kinds, *(() if two else RANK_KINDS))
     interrupted = "exceptions leave no_sync" in unusual
     special_rank, kind = d.one_of(*d.ranks), d.one_of("", *LAYER_KINDS, LARGE, ZEROS, OVERFLOW)
     if kind:

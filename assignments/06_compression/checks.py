@@ -23,14 +23,13 @@ from course_lib.checking import (
     Given,
     Observed,
     Variety,
-    Wrong,
     by_reference,
 )
-from course_lib.checking.communication import in_words, operations, received, sent
+from course_lib.checking.communication import expect_bytes, operations
 from course_lib.checking.defence import defence, drawn_network, one_of
 from course_lib.checking.on_ranks.given import expect_function
 from course_lib.ranks import Trace
-from course_lib.ranks.explain.words import counted, format_bytes
+from course_lib.ranks.explain.words import counted
 
 from .codecs import CODECS, COMPRESS, Codec
 from .judges import as_wire, reads_codes, reads_top_k, uniform
@@ -413,14 +412,8 @@ def two_rounds(wire: Callable[[Any, Tensor], int], hint: str) -> Callable[..., N
             k = len(member["members"])
             longest = [torch.zeros(-(-x.numel() // k)) for x in member["tensors"].values()]
             limit = sum(2 * k * wire(member, shard) for shard in longest)
-            for verb, size in (("sends", sent), ("receives", received)):
-                events = [event for event in operations(trace, rank) if size(event)]
-                if (total := sum(map(size, events))) > limit:
-                    raise Wrong(
-                        f"rank {rank} {verb} {format_bytes(total)}, expected at most "
-                        f"{format_bytes(limit)}. It {verb}: {in_words(events)}",
-                        hint,
-                    )
+            for verb in ("sends", "receives"):
+                expect_bytes(rank, operations(trace, rank), limit, hint, verb)
 
     return expect
 

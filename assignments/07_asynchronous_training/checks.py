@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from course_lib.checking import Allowed, Case, Draw, Given, Observed, Variety, by_reference
 from course_lib.checking.communication import computes_between
 from course_lib.checking.on_ranks.given import expect_function, expect_pair
-from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
 from course_lib.ranks.explain.words import counted
 
@@ -133,7 +132,8 @@ def run_server(make: Callable[..., Any], inputs: Any, case: Given) -> Any:
     do.
     """
     options = [inputs[key] for key in ("lr", "wait_for") if key in inputs]
-    params, memory = inputs["params"], addresses(inputs["params"])
+    params = inputs["params"]
+    case.watch.add_memory(params)
     pull, push = pull_and_push(make(case.iterable(params), *options))
     other_pull, other_push = pull_and_push(make([torch.zeros_like(p) for p in params], *options))
     pulled, answers, after, left = [], [], [], []
@@ -156,7 +156,6 @@ def run_server(make: Callable[..., Any], inputs: Any, case: Given) -> Any:
         COUNTED if "wait_for" in inputs else AGE: answers,
         AFTER: after,
         PULLED: pulled,
-        OWN_MEMORY: memory_of(params, memory),
     }
 
 
@@ -382,7 +381,8 @@ def draw_rounds(d: Draw) -> list[Any]:
 def run_rounds(diloco: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Take the case's steps; return the weights after each of them."""
     params = [nn.Parameter(value) for value in inputs["values"]]
-    memory, steps, after, calls = addresses(params), len(inputs["moves"]), [], 0
+    case.watch.add_memory(params)
+    steps, after, calls = len(inputs["moves"]), list[Any](), 0
     for param, gradient in zip(params, inputs["gradients"] or [None] * len(params), strict=True):
         param.grad = None if gradient is None else gradient.clone()
     case.watch.add_parameters("the parameters", params, values=False)
@@ -414,7 +414,6 @@ def run_rounds(diloco: Callable[..., Any], inputs: Any, case: Given) -> Any:
     return {
         "inner steps": calls,
         **{f"weights after step {n}, parameter {{}}": w for n, w in enumerate(after, 1)},
-        OWN_MEMORY: memory_of(params, memory),
         ".grad of parameter {}": [param.grad for param in params],
     }
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from course_lib.checking import Allowed, Case, Draw, Given, Variety, by_reference, expect_equal
 from course_lib.checking.on_ranks.given import expect_function, expect_pair
-from course_lib.checking.on_ranks.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
 from course_lib.ranks.explain.words import counted
 
@@ -216,7 +215,8 @@ def run_steps(step: Callable[..., Any], inputs: Any, case: Given) -> Any:
     params = [torch.nn.Parameter(value) for value in inputs["values"]]
     for param in params if inputs["before"] else ():
         param.grad = torch.ones_like(param)
-    memory, calls, after = addresses(params), [], []
+    calls, after = list[str](), list[Any]()
+    case.watch.add_memory(params)
     case.watch.add_parameters("the parameters", params, values=False)
     matrices = watched_weights(case, inputs["matrices"], getattr(torch, inputs["matrix dtype"]))
     for targets, lr, weights in zip(inputs["targets"], inputs["lr"], matrices, strict=True):
@@ -232,7 +232,6 @@ def run_steps(step: Callable[..., Any], inputs: Any, case: Given) -> Any:
     return {
         "calls of loss()": len(calls),
         STEPPED: after,
-        OWN_MEMORY: memory_of(params, memory),
     }
 
 

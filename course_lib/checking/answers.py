@@ -218,16 +218,10 @@ def _name(dtype: torch.dtype) -> str:
 
 def _expect_number(got: Any, expected: float, name: str, rtol: float, atol: float) -> None:
     """Raise `Wrong` unless `got` is a number (or a tensor of one element) close to `expected`."""
-    if isinstance(got, Tensor) and got.numel() == 1:
-        got = got.item()
-    if isinstance(got, bool) or not isinstance(got, int | float):
+    if not is_number(got):
         raise Wrong(f"{name} is {describe(got)}, expected the number {expected:.6g}")
-    try:
-        got = float(got)
-    except OverflowError:
-        got = math.inf
     as_tensor = partial(torch.tensor, dtype=torch.float64)
-    _expect_close(as_tensor(got), as_tensor(expected), name, rtol, atol)
+    _expect_close(as_tensor(float(got)), as_tensor(expected), name, rtol, atol)
 
 
 def expect_equal(
@@ -268,8 +262,9 @@ def expect_equal(
         try:
             _expect_leaf(values[place], right_leaf, name, *tolerances[place])
         except Wrong as finding:
-            mistakes = _known_mistakes(values, expected, place, lookalikes, tolerances)
-            raise finding.besides(mistakes=mistakes) from None
+            known = _known_mistakes(values, expected, place, lookalikes, tolerances)
+            finding.mistakes = {**known, **finding.mistakes}
+            raise finding from None
     if extra := values.keys() - expected.keys():
         raise Wrong(f"{owner}: {min(extra)} was not asked for")
 

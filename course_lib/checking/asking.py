@@ -92,9 +92,9 @@ class Question:
         else:
             self.actual = plain(actual)
             if self.kind == "number":
-                self._score_number(within)
+                self._score_number(self.actual, within)
             else:
-                self._score_option(within)
+                self._score_option(self.actual, within)
                 self._reasons = _reasons_of_lectures().get(self.text, ())
         if self.right is not None:
             entry = {"scored": self.text, "actual": self.actual, "right": self.right}
@@ -105,23 +105,21 @@ class Question:
     def _size(self) -> dict[str, int]:
         return {"of": len(self.options)} if self.options else {}
 
-    def _score_number(self, within: float) -> None:
-        assert self.actual is not None
-        self._verdict = f"The run shows {shown(self.actual)}."
+    def _score_number(self, actual: float | str, within: float) -> None:
+        self._verdict = f"The run shows {shown(actual)}."
         if self.answer is None:
             return
-        self.right = agrees(self.answer, self.actual, within)
-        judgement = "right" if self.right else _how_far(self.answer, self.actual)
+        self.right = agrees(self.answer, actual, within)
+        judgement = "right" if self.right else _how_far(self.answer, actual)
         self._verdict += f" You answered {shown(self.answer)}: {judgement}."
 
-    def _score_option(self, within: float) -> None:
-        assert self.actual is not None
+    def _score_option(self, actual: float | str, within: float) -> None:
         self._holds = tuple(
-            bool(rule(self.actual)) if callable(rule) else agrees(rule, self.actual, within)
+            bool(rule(actual)) if callable(rule) else agrees(rule, actual, within)
             for rule in self._rules
         )
         numbers = [str(number) for number, holds in enumerate(self._holds, 1) if holds]
-        self._verdict = f"The run shows {shown(self.actual)}: "
+        self._verdict = f"The run shows {shown(actual)}: "
         if len(numbers) > 1:
             self._verdict += f"options {' and '.join(numbers)} are right."
         else:

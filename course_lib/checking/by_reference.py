@@ -17,6 +17,7 @@ of the case: see `rounding`. The reference is named as text, so nobody meets it 
 from __future__ import annotations
 
 import hashlib
+import math
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,17 @@ from typing import Any
 import torch
 
 from course_lib.checking.answers import expect_equal, expect_form
-from course_lib.checking.cases import NETWORK, AuthorError, Case, Check, Expectation, Form, Wrong
+from course_lib.checking.cases import (
+    NETWORK,
+    AuthorError,
+    Case,
+    Check,
+    Expectation,
+    Form,
+    Wrong,
+    drawn_seed,
+    own_of,
+)
 from course_lib.checking.communication import Allowed, after_the_barrier, expect_as_reference
 from course_lib.checking.draw import Draw, Variety
 from course_lib.checking.judges import expect_right, opened
@@ -62,33 +73,77 @@ Judge = Callable[[Case, Sequence[Any], Sequence[Any], Sequence[Any]], None]
 def by_reference(
     function: str,
     *,
-    reference: str,
-    program: Program,
-    draw: Callable[[Draw], Sequence[Any]],
-    variety: Variety | None = None,
     seeds: Sequence[int] = PUBLIC_SEEDS,
-    mistakes: Mapping[str, Mistake] | None = None,
-    as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] | None = None,
-    explain: Explain | None = None,
-    judge: Judge | None = None,
-    exact: bool = False,
-    same_bits: bool = False,
-    may_change: Sequence[str] = (),
-    allowed: Allowed | None = None,
-    network: DrawNetwork | Network = NETWORK,
     worth: Mapping[str, float] | None = None,
     expects: Sequence[Expectation] = (),
+    **options: Any,
 ) -> Check:
     """Return the check of one task.
 
     Args:
+        function: name of the student's function.
+        seeds: the public cases; ``make seeds`` chooses them.
+        worth: part → share of the points; see `Check`.
+        expects: further demands on the communication.
+        **options: the reference, the program, the draw, and what else a `Task` consists of.
+
+    """
+    task = Task(function, **options)
+    return Check(
+        function,
+        program=task.rank_program,
+        inputs=task.inputs,
+        judge=task.judge_answers,
+        cases=task.cases(seeds),
+        expects=(Expectation(task.communication), *expects),
+        worth=worth or {},
+        computes=task.computes,
+        prepare=task.expected,
+        hidden=task.hidden,
+        drawn=task.case,
+    )
+
+
+@dataclass
+class Expected:
+    """What the reference does in a case.
+
+    Attributes:
+        case: the case.
+        inputs: what the ranks were given.
+        values: what its program gives, one value per rank.
+        trace: what its ranks send.
+        computes: for each rank, the computation that its program declares; see `Check`.
+        bounds: for each rank, a name as in `leaves` → the error that a right value may have; made
+            when a value is not equal.
+
+    """
+
+    case: Case
+    inputs: Sequence[Any]
+    values: list[Any]
+    trace: Trace
+    computes: list[Counter[float]]
+    bounds: list[dict[str, float]] | None = None
+
+    def in_its_group(self, rank: int) -> tuple[list[Any], int, list[Any]]:
+        """Return the arguments of a `Mistake`; it may write into the inputs."""
+        members = self.case.members(rank)
+        own_inputs = [with_tensors(self.inputs[member]["own"], torch.clone) for member in members]
+        return own_inputs, members.index(rank), [self.values[member] for member in members]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One task: draws its cases, runs its reference, and judges by what the reference did.
+
+    Attributes:
         function: name of the student's function.
         reference: the function that is right, ``module:name``, with the student's signature.
         program: ``program(function, inputs, case)`` runs on every rank, for student and reference.
         draw: ``draw(d)`` returns one plain value per rank, usually a dict. Floating-point tensors
             are drawn in float64 and then converted to the case's dtype.
         variety: what cases may differ in.
-        seeds: the public cases; ``make seeds`` chooses them.
         mistakes: words → `Mistake`. They are run when a case has failed, and one that explains all
             wrong values becomes the hint. The engine itself tries two for every task: the result
             over all ranks, and that of a rank alone.
@@ -103,78 +158,29 @@ def by_reference(
         may_change: keys of the input that the function may change or return.
         allowed: what a right function may send that the reference does not.
         network: the network of the virtual clock, or ``network(d, inputs)``, which draws it.
-        worth: part → share of the points; see `Check`.
-        expects: further demands on the communication.
 
     """
-    rank_program = RankProgram(program, tuple(may_change))
-    task = _ByReference(
-        function,
-        reference,
-        rank_program,
-        draw,
-        variety or Variety(),
-        dict(mistakes or {}),
-        dict(as_if or {}),
-        explain,
-        judge,
-        exact,
-        same_bits,
-        allowed or Allowed(),
-        network,
-    )
-    return Check(
-        function,
-        program=rank_program,
-        inputs=task.inputs,
-        judge=task.judge,
-        cases=task.cases(seeds),
-        expects=(Expectation(task.communication), *expects),
-        worth=dict(worth or {}),
-        computes=task.computes,
-        prepare=task.expected,
-        hidden=task.hidden,
-        drawn=task.case,
-    )
-
-
-@dataclass
-class Expected:
-    """What the reference does in a case.
-
-    Attributes:
-        values: what its program gives, one value per rank.
-        trace: what its ranks send.
-        computes: for each rank, the computation that its program declares; see `Check`.
-        bounds: for each rank, a name as in `leaves` → the error that a right value may have; made
-            when a value is not equal.
-
-    """
-
-    values: list[Any]
-    trace: Trace
-    computes: list[Counter[float]]
-    bounds: list[dict[str, float]] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _ByReference:
-    """One task: draws its cases, runs its reference, and judges by what the reference did."""
 
     function: str
     reference: str
-    program: RankProgram
+    program: Program
     draw: Callable[[Draw], Sequence[Any]]
-    variety: Variety
-    mistakes: Mapping[str, Mistake]
-    as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
-    explain: Explain | None
-    custom: Judge | None
-    exact: bool
-    same_bits: bool
-    allowed: Allowed
-    network: DrawNetwork | Network
+    variety: Variety = field(default_factory=Variety)
+    mistakes: Mapping[str, Mistake] = field(default_factory=dict)
+    as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = field(default_factory=dict)
+    explain: Explain | None = None
+    judge: Judge | None = None
+    exact: bool = False
+    same_bits: bool = False
+    may_change: Sequence[str] = ()
+    allowed: Allowed = field(default_factory=Allowed)
+    network: DrawNetwork | Network = NETWORK
     _records: dict[bytes, Expected] = field(default_factory=dict)
+
+    @property
+    def rank_program(self) -> RankProgram:
+        """The program as the ranks run it."""
+        return RankProgram(self.program, tuple(self.may_change))
 
     # Cases ----------------------------------------------------------------------------------------
 
@@ -201,16 +207,14 @@ class _ByReference:
     def case(self, seed: int) -> Case:
         """Return the case of a seed."""
         case, before = self._alone(seed)
+        if not before:
+            return case
         features, *size = case.difficulty
-        difficulty = (features + 2, *size)
-        match before:
-            case "alike":
-                name = f"{case.name}, for the second time"
-                return replace(case, name=name, after=case, difficulty=difficulty)
-            case "another":
-                name, other = f"{case.name}, after another call", self._unlike(seed, case)
-                return replace(case, name=name, after=other, difficulty=difficulty)
-        return case
+        words, other = "for the second time", case
+        if before == "another":
+            words, other = "after another call", self._unlike(seed, case)
+        name = f"{case.name}, {words}"
+        return replace(case, name=name, after=other, difficulty=(features + 2, *size))
 
     def _unlike(self, seed: int, case: Case) -> Case:
         """Return another case with as many ranks, in other groups if the task has groups."""
@@ -225,19 +229,18 @@ class _ByReference:
         """Return the case of a seed without a call before it, and which call may come before."""
         d, inputs = self._drawn(seed, torch.Generator().manual_seed(0), None, world_size)
         network = self.network if isinstance(self.network, Network) else self.network(d, inputs)
-        numbers = [tensor for tensor in tensors_in(list(inputs)) if tensor.is_floating_point()]
-        dims = max((tensor.dim() for tensor in numbers), default=0)
-        plain, features = Form(), list(d.words)
+        tensors, features = list(tensors_in(inputs)), list(d.words)
+        dims = max((tensor.dim() for tensor in tensors if tensor.is_floating_point()), default=-1)
         if d.groups[1:]:
             features.insert(0, "in two groups")
-        if numbers and d.form.dtype != self.variety.dtypes[0]:
+        if dims >= 0 and d.form.dtype != self.variety.dtypes[0]:
             features.append(d.form.dtype)
-        if d.form.layout != plain.layout and dims >= (2 if d.form.layout == "transposed" else 1):
+        if dims >= {"contiguous": math.inf, "transposed": 2}.get(d.form.layout, 1):
             features.append(d.form.layout)
         largest = max(self.variety.ranks)
         ranks = [counted(d.world_size, "rank")] if largest > 1 else []
         alone = d.world_size == 1 < largest
-        size = len(str(sum(tensor.numel() for tensor in tensors_in(list(inputs)))))
+        size = len(str(sum(tensor.numel() for tensor in tensors)))
         case = Case(
             ", ".join([*ranks, *features]) or "a plain case",
             d.world_size,
@@ -258,17 +261,12 @@ class _ByReference:
 
     def inputs(self, case: Case, generator: torch.Generator) -> list[Any]:
         """Draw the numbers of a case: one input per rank."""
-        _, inputs = self._drawn(case.parameters["seed"], generator, case.form, case.world_size)
-        seed = int(torch.randint(2**31, (), generator=generator))
-        drawn = [
-            {"form": {**vars(case.form), "seed": seed}, "own": rank_input} for rank_input in inputs
-        ]
+        _, own_inputs = self._drawn(case.parameters["seed"], generator, case.form, case.world_size)
+        inputs = case.given(own_inputs, drawn_seed(generator))
         if case.after is None:
-            return drawn
-        before = self.inputs(case.after, generator)
-        return [
-            {**rank_input, "before": first} for rank_input, first in zip(drawn, before, strict=True)
-        ]
+            return inputs
+        earlier = self.inputs(case.after, generator)
+        return [{**given, "before": before} for given, before in zip(inputs, earlier, strict=True)]
 
     # The reference --------------------------------------------------------------------------------
 
@@ -282,21 +280,21 @@ class _ByReference:
         content = b"".join([repr((case.network, case.world_size)).encode(), *map(encode, inputs)])
         key = hashlib.sha256(content).digest()
         if key not in self._records:
-            counting = replace(self.program, program=_Counting(self.program.program))
-            counted_values, trace = self._observe(case, inputs, counting)
+            counted_values, trace = self._observe(case, inputs, _counting(self.program))
             values = [answer["value"] for answer in counted_values]
             computes = [Counter(answer["computes"]) for answer in counted_values]
             if case.after is not None:
                 trace = after_the_barrier(trace) or trace
-            self._records[key] = Expected(values, trace, computes)
+            self._records[key] = Expected(case, inputs, values, trace, computes)
         return self._records[key]
 
     def _observe(
-        self, case: Case, inputs: Sequence[Any], program: RankProgram
+        self, case: Case, inputs: Sequence[Any], program: Program
     ) -> tuple[list[Any], Trace]:
         """Run the reference on simulated ranks; return its values and the trace."""
+        rank_program = replace(self.rank_program, program=program)
         # A machine that is busy must not make a reference fail, so its limit is long.
-        check = Check(self.function, program, self.inputs, self.judge, (case,), seconds=60)
+        check = Check(self.function, rank_program, self.inputs, self.judge_answers, (case,), 60)
         right = pkgutil.resolve_name(self.reference)
         try:
             observed = LocalRunner(right, "simulated", echo=None)(check, case, inputs)
@@ -316,133 +314,99 @@ class _ByReference:
         before = self.computes(case.after, [rank_input["before"] for rank_input in inputs])
         return [counts + first for counts, first in zip(lengths, before, strict=True)]
 
-    def _bounds(self, case: Case, inputs: Sequence[Any]) -> list[dict[str, float]]:
+    def _bounds(self, expected: Expected) -> list[dict[str, float]]:
         """Return how far right values may be from the reference's, for each rank."""
-        expected = self.expected(case, inputs)
-        if self.exact or not getattr(torch, case.form.dtype).is_floating_point:
+        case, dtype = replace(expected.case, after=None), expected.case.form.dtype
+        if self.exact or not getattr(torch, dtype).is_floating_point:
             return [{} for _ in expected.values]
         if expected.bounds is None:
-            alone = replace(case, after=None)
-            samples = moved_inputs([rank_input["own"] for rank_input in inputs], case.form.dtype)
-            sampled_inputs = [
-                {"form": rank_input["form"], "own": list(rows)}
-                for rank_input, rows in zip(inputs, zip(*samples, strict=True), strict=True)
-            ]
-            in_turn = replace(self.program, program=_InTurn(self.program.program))
-            runs, _ = self._observe(alone, sampled_inputs, in_turn)
-            expected.bounds = [
-                bounds_from(value, sampled, case.form.dtype)
-                for value, sampled in zip(expected.values, runs, strict=True)
-            ]
+            samples = moved_inputs(own_of(expected.inputs), dtype)
+            inputs_in_turn = [list(rows) for rows in zip(*samples, strict=True)]
+            given = case.given(inputs_in_turn, expected.inputs[0]["form"]["seed"])
+            runs, _ = self._observe(case, given, _in_turn(self.program))
+            pairs = zip(expected.values, runs, strict=True)
+            expected.bounds = [bounds_from(value, sampled, dtype) for value, sampled in pairs]
         return expected.bounds
 
     # Judging --------------------------------------------------------------------------------------
 
-    def judge(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def judge_answers(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Raise `Wrong` for the first finding: an effect, then a value, then a late effect."""
-        expected = self.expected(case, inputs).values
-        own_inputs = [rank_input["own"] for rank_input in inputs]
+        expected = self.expected(case, inputs)
 
         def form(rank: int, value: Any, owner: str) -> None:
-            expect_form(value, expected[rank], owner, kinds=self.custom is not None)
+            expect_form(value, expected.values[rank], owner, kinds=self.judge is not None)
 
         def judge(values: Sequence[Any]) -> None:
-            if self.custom is not None:
-                self.custom(case, own_inputs, expected, values)
+            if self.judge is not None:
+                self.judge(case, own_of(inputs), expected.values, values)
             else:
-                self._expect_equal(case, inputs, expected, values)
+                self._expect_equal(expected, values)
             if self.same_bits:
                 expect_same_bits(case, values)
 
-        expect_right(self.program, case, inputs, outputs, judge, form)
+        expect_right(self.rank_program, case, inputs, outputs, judge, form)
 
-    def _expect_equal(
-        self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], values: Sequence[Any]
-    ) -> None:
-        for rank, (value, right) in enumerate(zip(values, expected, strict=True)):
-            owner = f"rank {rank}"
+    def _expect_equal(self, expected: Expected, values: Sequence[Any]) -> None:
+        for rank, (value, right) in enumerate(zip(values, expected.values, strict=True)):
+            expect = partial(expect_equal, value, right, f"rank {rank}", rtol=0, atol=0)
             try:
-                expect_equal(value, right, owner, rtol=0, atol=0)
+                expect()
                 continue
             except Wrong:
-                bounds = self._bounds(case, inputs)[rank]
+                bounds = self._bounds(expected)[rank]
             try:
-                mistaken = self._mistaken(case, inputs, expected, rank)
-                expect_equal(
-                    value, right, owner, rtol=0, atol=0, errors=bounds, lookalikes=mistaken
-                )
+                expect(errors=bounds, lookalikes=self._mistaken(expected, rank))
             except Wrong as finding:
                 if self.explain is not None:
-                    members = case.members(rank)
-                    member_inputs = [inputs[member]["own"] for member in members]
-                    member_values = [expected[member] for member in members]
-                    hint = self.explain(member_inputs, members.index(rank), member_values, value)
+                    hint = self.explain(*expected.in_its_group(rank), value)
                     finding.otherwise = hint or finding.otherwise
                 raise
 
-    def _mistaken(
-        self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], rank: int
-    ) -> Iterator[tuple[str, Any]]:
+    def _mistaken(self, expected: Expected, rank: int) -> Iterator[tuple[str, Any]]:
         """Yield common mistakes and the values that they give here."""
-        members = case.members(rank)
         for mistake_name, mistake in self.mistakes.items():
-            own_inputs = [with_tensors(inputs[r]["own"], torch.clone) for r in members]
-            value = mistake(own_inputs, members.index(rank), [expected[r] for r in members])
+            value = mistake(*expected.in_its_group(rank))
             if value is not None:
                 yield mistake_name, value
-        own_inputs = [rank_input["own"] for rank_input in inputs]
+        case, own_inputs = expected.case, own_of(expected.inputs)
         for mistake_name, change in self.as_if.items():
-            changed = change([with_tensors(rank_input, torch.clone) for rank_input in own_inputs])
-            yield mistake_name, self._elsewhere(case, inputs, changed, case.form.groups, rank)
+            changed = change(with_tensors(own_inputs, torch.clone))
+            yield mistake_name, self._elsewhere(expected, changed, case.form.groups)[rank]
         if len(case.groups) > 1:
-            yield OVER_ALL, self._elsewhere(case, inputs, own_inputs, (), rank)
-        if len(members) > 1:
+            yield OVER_ALL, self._elsewhere(expected, own_inputs, ())[rank]
+        if len(case.members(rank)) > 1:
             alone = tuple((member,) for member in range(case.world_size))
-            yield ALONE, self._elsewhere(case, inputs, own_inputs, alone, rank)
+            yield ALONE, self._elsewhere(expected, own_inputs, alone)[rank]
 
     def _elsewhere(
-        self,
-        case: Case,
-        inputs: Sequence[Any],
-        own_inputs: Sequence[Any],
-        groups: tuple[tuple[int, ...], ...],
-        rank: int,
-    ) -> Any:
-        """Return what the reference gives a rank for other inputs or groups; None if it fails."""
-        case = replace(case, form=replace(case.form, groups=groups), after=None)
-        form = {**inputs[0]["form"], "groups": groups}
-        alike = [{"own": rank_input, "form": form} for rank_input in own_inputs]
+        self, expected: Expected, own_inputs: Sequence[Any], groups: tuple[tuple[int, ...], ...]
+    ) -> list[Any]:
+        """Return what the reference gives for other inputs or groups; only None if it fails."""
+        form = replace(expected.case.form, groups=groups)
+        case = replace(expected.case, form=form, after=None)
+        given = case.given(own_inputs, expected.inputs[0]["form"]["seed"])
         try:
-            return self._observe(case, alike, self.program)[0][rank]
+            return self._observe(case, given, self.program)[0]
         except AuthorError:  # the inputs of a group need not fit another one
-            return None
+            return [None for _ in own_inputs]
 
     def communication(self, case: Case, observed: Any, trace: Trace) -> None:
         """Raise `Wrong` if a rank sends what the reference, and `Allowed`, do not explain."""
         right, timed = self.expected(case, observed.inputs).trace, observed.network is not None
-        own_inputs = [rank_input["own"] for rank_input in observed.inputs]
+        own_inputs = own_of(observed.inputs)
         expect_as_reference(case, own_inputs, trace, right, self.allowed, timed=timed)
 
 
-@dataclass(frozen=True)
-class _InTurn:
-    """A program that runs a task's program with one input after the other."""
-
-    program: Program
-
-    def __call__(self, function: Callable[..., Any], inputs: Any, case: Given) -> Any:
-        return [self.program(function, sample, case) for sample in inputs]
-
-    @property
-    def __code__(self) -> Any:
-        return self.program.__code__
+def _in_turn(program: Program) -> Program:
+    """Return a program that runs a task's program with one input after the other."""
+    return lambda function, inputs, case: [program(function, sample, case) for sample in inputs]
 
 
-@dataclass(frozen=True)
-class _Counting(_InTurn):
-    """A program that also returns the seconds of each `compute`, which a trace joins together."""
+def _counting(program: Program) -> Program:
+    """Return a program that also returns the seconds of each `compute`, which a trace joins."""
 
-    def __call__(self, function: Callable[..., Any], inputs: Any, case: Given) -> Any:
+    def run(function: Callable[..., Any], inputs: Any, case: Given) -> Any:
         spend, lengths = computation._local.compute, list[float]()
         assert spend is not None
 
@@ -452,9 +416,11 @@ class _Counting(_InTurn):
 
         computation._local.compute = count
         try:
-            return {"value": self.program(function, inputs, case), "computes": lengths}
+            return {"value": program(function, inputs, case), "computes": lengths}
         finally:
             computation._local.compute = spend
+
+    return run
 
 
 def expect_same_bits(case: Case, values: Sequence[Any]) -> None:

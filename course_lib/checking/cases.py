@@ -69,18 +69,6 @@ class Wrong(Exception):
         """The first hint that fits, until `run_check.agreed` has seen all cases; or empty."""
         return next((hint for hint in self.mistakes.values() if hint), self.otherwise)
 
-    def besides(self, hint: str = "", mistakes: Mapping[str, str] | None = None) -> Wrong:
-        """Return the same finding with more known mistakes before its own, and with a hint.
-
-        If the finding has no hint for the case that no known mistake is named, it gets `hint`.
-        """
-        return Wrong(
-            self.message,
-            self.otherwise or hint,
-            self.detail,
-            mistakes={**(mistakes or {}), **self.mistakes},
-        )
-
 
 @dataclass(frozen=True)
 class Form:
@@ -150,10 +138,15 @@ class Case(InGroups):
     in_short: str = ""
     difficulty: tuple[int, ...] = ()
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one floating-point number of the case."""
-        return int(getattr(torch, self.form.dtype).itemsize)
+    def given(self, own_inputs: Sequence[Any], seed: int) -> list[Any]:
+        """Return what the ranks get: the form of the case, a seed, and an input of their own."""
+        form = {**vars(self.form), "seed": seed}
+        return [{"form": form, "own": own_input} for own_input in own_inputs]
+
+
+def own_of(inputs: Sequence[Any]) -> list[Any]:
+    """Return the ranks' own inputs, from what `Case.given` has made of them."""
+    return [given["own"] for given in inputs]
 
 
 @dataclass(frozen=True)
@@ -257,3 +250,8 @@ def case_generator(seed: str, check: str, case: Case) -> torch.Generator:
     """Return the random generator of one case: the same for the same seed, check and case."""
     digest = hashlib.sha256(f"{seed}/{check}/{case.name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def drawn_seed(generator: torch.Generator) -> int:
+    """Draw the seed of the ranks' own generators."""
+    return int(torch.randint(2**31, (), generator=generator))

@@ -15,6 +15,7 @@ all-gather among K ranks, it sends n and receives K·n.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,14 +85,11 @@ def expect_as_reference(
         if not allowed.kinds and not allowed.roles:
             _expect_peers(rank, events, ours[rank])
         if allowed.calls is not None:
-            for kind in dict.fromkeys(event.kind for event in events):
-                calls = max(
-                    sum(event.kind == kind for event in calls_of_rank) for calls_of_rank in like
-                )
-                _expect_calls(rank, events, kind, calls + allowed.calls, allowed.hint)
+            _expect_calls(rank, events, like, allowed.calls, allowed.hint)
         if allowed.slack is not None:
             slack = allowed.slack if isinstance(allowed.slack, int) else allowed.slack(inputs[rank])
-            _expect_bytes(rank, events, max(map(_sent, like)) + slack, allowed.hint)
+            most = max(sum(map(sent, calls)) for calls in like)
+            expect_bytes(rank, events, most + slack, allowed.hint)
         if allowed.in_order and (events or len(case.members(rank)) > 1):
             _expect_order(rank, events, ours[rank], allowed.hint)
             if timed:
@@ -111,38 +109,39 @@ def _expect_kinds(rank: int, events: Sequence[Event], kinds: set[str]) -> None:
 
 def _expect_peers(rank: int, events: Sequence[Event], ours: Sequence[Event]) -> None:
     """Raise `Wrong` if a rank exchanges messages with a rank that it need not know."""
-    peers = {event.peer for event in ours if event.kind in ("send", "recv")}
+    talks = [event for event in ours if event.kind in ("send", "recv")]
+    peers = sorted({event.peer for event in talks if event.peer is not None})
     messages = [event for event in events if event.kind in ("send", "recv")]
     if strangers := [event for event in messages if event.peer not in peers]:
-        allowed_peers = sorted(peer for peer in peers if peer is not None)
         raise Wrong(
             f"rank {rank} may exchange messages only with "
-            f"{names_inside(allowed_peers) if allowed_peers else 'nobody'} here, but calls "
-            f"{in_words(strangers)}"
+            f"{names_inside(peers) if peers else 'nobody'} here, but calls {in_words(strangers)}"
         )
 
 
-def _expect_calls(rank: int, events: Sequence[Event], kind: str, limit: int, hint: str) -> None:
-    of_kind = [event for event in events if event.kind == kind]
-    if len(of_kind) > limit:
-        raise Wrong(
-            f"rank {rank} calls {kind} {counted(len(of_kind), 'time')}, expected at most {limit}. "
-            f"It calls: {in_words(of_kind)}",
-            hint,
-        )
-
-
-def _sent(events: Sequence[Event]) -> int:
-    return sum(map(sent, events))
-
-
-def _expect_bytes(
-    rank: int, events: Sequence[Event], limit: int, hint: str, scope: str = ""
+def _expect_calls(
+    rank: int, events: Sequence[Event], like: Sequence[Sequence[Event]], more: int, hint: str
 ) -> None:
-    if (total := _sent(events)) > limit:
+    for kind, count in Counter(event.kind for event in events).items():
+        limit = more + max(sum(event.kind == kind for event in calls) for calls in like)
+        if count > limit:
+            of_kind = [event for event in events if event.kind == kind]
+            raise Wrong(
+                f"rank {rank} calls {kind} {counted(count, 'time')}, expected at most {limit}. "
+                f"It calls: {in_words(of_kind)}",
+                hint,
+            )
+
+
+def expect_bytes(
+    rank: int, events: Sequence[Event], limit: int, hint: str, verb: str = "sends", scope: str = ""
+) -> None:
+    """Raise `Wrong` if a rank sends, or receives, more bytes than `limit`; see above."""
+    size = sent if verb == "sends" else received
+    if (total := sum(map(size, events))) > limit:
         raise Wrong(
-            f"rank {rank} sends {format_bytes(total)}{scope}, expected at most "
-            f"{format_bytes(limit)}. It sends: {in_words([e for e in events if sent(e)])}",
+            f"rank {rank} {verb} {format_bytes(total)}{scope}, expected at most "
+            f"{format_bytes(limit)}. It {verb}: {in_words([e for e in events if size(e)])}",
             hint,
         )
 
@@ -231,7 +230,7 @@ def sends_at_most(limit: int, *, besides: Collection[str] = (), hint: str = "") 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
         for rank in range(case.world_size):
             events = [event for event in operations(trace, rank) if event.kind not in besides]
-            _expect_bytes(rank, events, limit, hint, scope)
+            expect_bytes(rank, events, limit, hint, scope=scope)
 
     return Expectation(test)
 

@@ -96,9 +96,7 @@ class Defence(Check):
         seed = seed if student else f"practice {number}"  # no id gives this seed
         generator = case_generator(seed, self.function, Case(self.of, 1))
         case, own_inputs = self.draw(generator)
-        form = {**vars(case.form), "seed": 0}
-        inputs = [{"form": form, "own": rank_input} for rank_input in own_inputs]
-        observed = run(about, case, inputs)
+        observed = run(about, case, case.given(own_inputs, 0))
         assert isinstance(observed, Observed) and observed.trace is not None
         kinds = kinds_for(observed.trace)
         order = torch.randperm(QUESTIONS, generator=generator).tolist()
@@ -229,7 +227,7 @@ def lines_of_calls(trace: Trace, generator: torch.Generator) -> Question:
     rank, calls = _drawn(trace, generator)
     functions, chosen = _chosen(calls, generator)
     calls_in_words = f"{_in_words(f'call {i + 1}' for i in chosen)} of rank {rank}"
-    return _on_lines(functions, calls_in_words, "lines", rank, chosen)
+    return Question(_which_lines(functions, calls_in_words), "lines", rank, chosen, functions)
 
 
 def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
@@ -243,10 +241,10 @@ def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
     if _alike(after.values()):
         return lines_of_calls(trace, generator)
     functions, chosen = _chosen([*after.values()], generator)
-    ended = [list(after)[i] for i in chosen]
+    ended = tuple(list(after)[i] for i in chosen)
     ends = _in_words(f"of call {i + 1}" for i in ended)
     calls_in_words = f"the first call that rank {rank} starts after the end {ends}"
-    return _on_lines(functions, calls_in_words, "after", rank, ended)
+    return Question(_which_lines(functions, calls_in_words), "after", rank, ended, functions)
 
 
 def lines_before(trace: Trace, generator: torch.Generator) -> Question:
@@ -257,10 +255,10 @@ def lines_before(trace: Trace, generator: torch.Generator) -> Question:
     if _alike(calls[i] for i in last):
         return lines_of_calls(trace, generator)
     functions, chosen = _chosen([calls[i] for i in last], generator)
-    times = [(calls[last[i]].start + until[last[i]]) / 2 for i in chosen]
+    times = tuple((calls[last[i]].start + until[last[i]]) / 2 for i in chosen)
     limits = _in_words(f"before {1e6 * time:.4g} µs" for time in times)
     calls_in_words = f"the last call that rank {rank} starts {limits}, from the first start on"
-    return _on_lines(functions, calls_in_words, "before", rank, times)
+    return Question(_which_lines(functions, calls_in_words), "before", rank, times, functions)
 
 
 def _alike(calls: Iterable[Event]) -> bool:
@@ -268,7 +266,9 @@ def _alike(calls: Iterable[Event]) -> bool:
     return len({call.lines for call in calls}) < 2
 
 
-def _chosen(calls: Sequence[Event], generator: torch.Generator) -> tuple[Sequence[str], list[int]]:
+def _chosen(
+    calls: Sequence[Event], generator: torch.Generator
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Draw functions of which one makes each call, and up to three places of calls they make.
 
     They are one function, or all functions at one depth, such as a hook and ``finish`` that both
@@ -281,10 +281,10 @@ def _chosen(calls: Sequence[Event], generator: torch.Generator) -> tuple[Sequenc
     lines = {group: [lines_in(call, group) for call in calls] for group in sorted(groups)}
     clear = [group for group in lines if all(len(call_lines) < 2 for call_lines in lines[group])]
     differing = [group for group in clear if len({*itertools.chain(*lines[group])}) > 1]
-    group = one_of(generator, *(differing or clear))
+    group: tuple[str, ...] = one_of(generator, *(differing or clear))
     places = [i for i, call_lines in enumerate(lines[group]) if call_lines]
     order = torch.randperm(len(places), generator=generator).tolist()
-    return group, [places[i] for i in order[:_AT_ONCE]]
+    return group, tuple(places[i] for i in order[:_AT_ONCE])
 
 
 def lines_in(call: Event, functions: Collection[str]) -> list[int]:
@@ -292,16 +292,9 @@ def lines_in(call: Event, functions: Collection[str]) -> list[int]:
     return [line for name, line in call.lines if name in functions]
 
 
-def _on_lines(
-    functions: Sequence[str],
-    calls_in_words: str,
-    asks: Literal["lines", "after", "before"],
-    rank: int,
-    about: Sequence[float],
-) -> Question:
+def _which_lines(functions: Sequence[str], calls_in_words: str) -> str:
     names = " or ".join(f"`{name}`" for name in functions)
-    text = f"Which lines of {names} make {calls_in_words}?"
-    return Question(text, asks, rank, tuple(about), tuple(functions))
+    return f"Which lines of {names} make {calls_in_words}?"
 
 
 def _in_words(phrases: Iterable[str]) -> str:
@@ -311,23 +304,22 @@ def _in_words(phrases: Iterable[str]) -> str:
 
 def bytes_of_call(trace: Trace, generator: torch.Generator) -> Question:
     """Ask how many bytes one of a rank's calls has."""
-    rank, calls = _drawn(trace, generator)
-    i = _number(len(calls), generator)
-    return Question(
-        f"How many bytes has call {i + 1} of rank {rank}? A recv has those that it receives.",
-        "bytes",
-        rank,
-        (i,),
-    )
+    i, rank, call = _one_call(trace, generator)
+    text = f"How many bytes has {call}? A recv has those that it receives."
+    return Question(text, "bytes", rank, (i,))
 
 
 def end_of_call(trace: Trace, generator: torch.Generator) -> Question:
     """Ask when one of a rank's calls ends."""
+    i, rank, call = _one_call(trace, generator)
+    return Question(f"When does {call} end, in µs from the first start?", "end", rank, (i,))
+
+
+def _one_call(trace: Trace, generator: torch.Generator) -> tuple[int, int, str]:
+    """Draw one of a rank's calls; return its number, the rank, and the call in words."""
     rank, calls = _drawn(trace, generator)
     i = _number(len(calls), generator)
-    return Question(
-        f"When does call {i + 1} of rank {rank} end, in µs from the first start?", "end", rank, (i,)
-    )
+    return i, rank, f"call {i + 1} of rank {rank}"
 
 
 def _drawn(trace: Trace, generator: torch.Generator) -> tuple[int, list[Event]]:

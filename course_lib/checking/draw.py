@@ -155,6 +155,19 @@ class Draw(InGroups):
         chosen: int = self.one_of(*self.ranks)
         return chosen if self._happens(words, words.format(chosen), one_in) else -1
 
+    def unusual(self, *kinds: str) -> dict[str, int]:
+        """Draw what is unusual in a case, up to three of these kinds; return kind → its rank.
+
+        All kinds are equally likely. One that has no ``{}`` has no rank, but 0.
+        """
+        unusual = {}
+        for kind in dict.fromkeys(self.one_of(*kinds) for _ in range(3)):
+            of_a_rank = "{}" in kind
+            rank = self.rank(kind, one_in=1) if of_a_rank else self.maybe(kind, 0, -1, one_in=1)
+            if rank >= 0:
+                unusual[kind] = rank
+        return unusual
+
     # Numbers --------------------------------------------------------------------------------------
 
     def randn(self, *shape: int) -> Tensor:

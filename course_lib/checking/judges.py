@@ -13,13 +13,13 @@ The steps of judging are shared with `by_reference`. `equally_likely` judges ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from course_lib.checking.cases import Case, Check, Expectation, Wrong
+from course_lib.checking.cases import Case, Check, Wrong, drawn_seed, own_of
 from course_lib.checking.on_ranks.effects import LATE, Effect, effects_of
 from course_lib.checking.on_ranks.given import Program, RankProgram, without
 
@@ -34,12 +34,9 @@ def by_judge(
     program: Program,
     judge: Test,
     cases: Sequence[Case],
-    expects: Sequence[Expectation] = (),
-    worth: Mapping[str, float] | None = None,
-    seconds: float | None = None,
     answers: Callable[[Any, Any], tuple[Any, float]] | None = None,
     withheld: Sequence[str] = (),
-    only_on: Sequence[int] = (),
+    **options: Any,
 ) -> Check:
     """Return the check of a task without a reference: its author lists the cases.
 
@@ -50,24 +47,19 @@ def by_judge(
         judge: ``judge(case, inputs, values)`` raises `Wrong`. An odd answer that breaks it is
             wrong.
         cases: the public cases.
-        expects: the demands on the communication.
-        worth: part → share of the points; see `Check`.
-        seconds: time limit of one case.
         answers: answers what the program asks; see `Check`.
         withheld: keys of the input that only `answers` sees.
-        only_on: the ranks whose program calls the student's function; empty: all ranks.
+        **options: ``expects``, ``worth``, ``seconds`` and ``only_on``; see `Check`.
 
     """
     rank_program = RankProgram(program, (), answers, tuple(withheld))
 
     def drawn(case: Case, generator: torch.Generator) -> list[Any]:
-        every = inputs(case, generator)
-        form = {**vars(case.form), "seed": int(torch.randint(2**31, (), generator=generator))}
-        return [{"form": form, "own": rank_input} for rank_input in every]
+        own_inputs = inputs(case, generator)
+        return case.given(own_inputs, drawn_seed(generator))
 
     def judged(case: Case, rank_inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        own_inputs = [rank_input["own"] for rank_input in rank_inputs]
-        test = partial(judge, case, own_inputs)
+        test = partial(judge, case, own_of(rank_inputs))
         expect_right(rank_program, case, rank_inputs, outputs, test)
 
     return Check(
@@ -76,12 +68,9 @@ def by_judge(
         inputs=drawn,
         judge=judged,
         cases=tuple(cases),
-        seconds=seconds,
-        expects=tuple(expects),
-        worth=dict(worth or {}),
         answers=answers,
         withheld=tuple(withheld),
-        only_on=tuple(only_on),
+        **options,
     )
 
 

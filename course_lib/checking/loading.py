@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -139,17 +138,9 @@ def pack_program(program: Callable[..., Any]) -> bytes:
     no judge and no oracle where it runs. Reading these bytes runs code. They are read on ranks,
     never where a grade is decided.
     """
-    author_program = getattr(program, "program", program)  # in a task, the author's program
-    parts = (
-        inspect.getclosurevars(author_program).nonlocals.values()
-        if inspect.isfunction(author_program)
-        else ()
-    )
-    author_modules = {author_program.__module__} | {
-        part.__module__ for part in parts if inspect.isfunction(part)
-    }
+    author = getattr(program, "program", program).__module__  # in a task, the author's program
     ours = {name for name in sys.modules if name.startswith(_OURS)}
-    by_value = {name for name in ours if not name.startswith(_THERE)} | author_modules
+    by_value = {name for name in (*ours, author) if not name.startswith(_THERE)}
     by_value -= cloudpickle.list_registry_pickle_by_value()
     modules = [sys.modules[name] for name in by_value if name in sys.modules]
     for module in modules:

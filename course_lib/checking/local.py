@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from course_lib.checking.run_check import run_on_each
 from course_lib.ranks import MisuseWarning, Ranks, RanksError, RankState, RankTimeout, per_rank
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.explain.words import counted
-from course_lib.ranks.for_graders import end_soon, in_notebook, preload
+from course_lib.ranks.for_graders import Line, end_soon, in_notebook, preload
 from course_lib.ranks.wire import Plain, decode, encode
 
 Kind = Literal["simulated", "cpu", "gpu"]
@@ -68,19 +67,19 @@ def check(
             f"check({name!r}, f()). Instead of a function it got {describe(function)}"
         )
     with _Shown() as shown, ExitStack() as stack:
-        shown.say(f"reading {name} …")
+        shown.show(f"reading {name} …")
         name, task = find_check(name)
         if case is not None:
             task = _only(task, case)
         size = max(listed.world_size for listed in task.cases)
-        shown.say(f"starting {counted(size, 'rank')} …")
+        shown.show(f"starting {counted(size, 'rank')} …")
         real = on or ("gpu" if torch.cuda.device_count() >= size else "simulated")
         runners = {}
         kinds: tuple[Kind, ...] = ("simulated", real)
         for kind in dict.fromkeys(kinds):
             # What simulated ranks have printed, real ranks need not print again.
             echo = shown.echo if kind == "simulated" else None
-            runner = LocalRunner(function, kind, say=shown.say, echo=echo)
+            runner = LocalRunner(function, kind, say=shown.show, echo=echo)
             runners[WORDS[kind]] = stack.enter_context(runner)
             runner.start(task)  # real ranks start on a core that simulated ranks leave idle
         report = run_on_each(name, task, runners, seed="public")
@@ -218,7 +217,7 @@ def _timed_out(check: Check, states: Sequence[RankState]) -> RanksError:
     return error
 
 
-class _Shown:
+class _Shown(Line):
     """The display of a check's progress and report; a context that leaves no unfinished line.
 
     In a notebook, the display is one output that changes: it shows the progress, then the report,
@@ -226,53 +225,26 @@ class _Shown:
     followed by the report. If there is neither a notebook nor a terminal, it is only the report.
     """
 
-    def __init__(self) -> None:
-        self._notebook = in_notebook()
-        self._handle: Any = None
-        self._line = False
-
-    def say(self, text: str) -> None:
-        """Show a message about the progress."""
-        if self._notebook:
-            self._show({"text/plain": text})
-        elif sys.stderr.isatty():
-            room = shutil.get_terminal_size().columns - 1
-            print(f"\r\033[K{text[:room]}", end="", file=sys.stderr, flush=True)
-            self._line = True
-
     def echo(self, text: str) -> None:
         """Print the text that the ranks printed."""
-        self._end_line()
+        self.end()
         print(text, end="", flush=True)
 
     def report(self, report: CheckReport) -> None:
         """Show the report, and add its picture after it is drawn."""
-        if not self._notebook:
-            self._end_line()
+        if not in_notebook():
+            self.end()
             print(report, flush=True)
             return
-        self._show({"text/html": html_of(report), "text/plain": str(report)})
+        self.show(str(report), html_of(report))
         if not report.passed and report.picture is not None:
-            self._show({"text/html": report._repr_html_(), "text/plain": str(report)})
-
-    def _show(self, bundle: dict[str, str]) -> None:
-        from IPython.display import display
-
-        if self._handle is None:
-            self._handle = display(bundle, raw=True, display_id=True)
-        else:
-            self._handle.update(bundle, raw=True)
-
-    def _end_line(self) -> None:
-        if self._line:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-            self._line = False
+            self.show(str(report), report._repr_html_())
 
     def __enter__(self) -> _Shown:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._end_line()
         # If a person interrupts the check, the line stays: it says what took so long.
-        if self._handle is not None and kind is not None and issubclass(kind, Exception):
-            self._handle.update({}, raw=True)
+        if kind is not None and issubclass(kind, Exception):
+            self.clear()
+        self.end()

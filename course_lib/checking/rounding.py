@@ -95,19 +95,19 @@ def _far(dtype: str) -> float:
     return _FAR if dtype == "float64" else 1.0
 
 
+def _numbers(value: Any) -> Tensor:
+    """Return a float or a floating-point tensor in float64, and of anything else no numbers."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.double()
+    return torch.tensor(value if isinstance(value, float) else [], dtype=torch.float64)
+
+
 def _size(value: Any) -> float:
-    if isinstance(value, Tensor):
-        real = value.is_floating_point() and value.numel()
-        return float(value.double().nan_to_num(0, 0, 0).abs().max()) if real else 0.0
-    return abs(value) if isinstance(value, float) and abs(value) < float("inf") else 0.0
+    """Return the largest absolute value that is finite."""
+    numbers = _numbers(value).nan_to_num(0, 0, 0)
+    return float(numbers.abs().max()) if numbers.numel() else 0.0
 
 
 def _distance(value: Any, exact: Any) -> float:
-    if isinstance(value, Tensor) and isinstance(exact, Tensor):
-        if value.shape != exact.shape or not value.is_floating_point() or not value.numel():
-            return 0.0
-        return float((value.double() - exact.double()).nan_to_num(0, 0, 0).abs().max())
-    if not isinstance(value, float) or not isinstance(exact, float):
-        return 0.0
-    apart = abs(value - exact)
-    return apart if apart < float("inf") else 0.0
+    a, b = _numbers(value), _numbers(exact)
+    return _size(a - b) if a.shape == b.shape else 0.0

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -22,6 +22,7 @@ from course_lib.checking.cases import (
     AuthorError,
     Case,
     Check,
+    Form,
     Observed,
     Wrong,
     case_generator,
@@ -43,30 +44,18 @@ MAX_REASON = 2000
 _NOT_WRITTEN = ("NotImplementedError", "")
 """Kind and message of the exception that a cell raises as it is handed out."""
 _KEPT = "This call is right alone, but something is kept from the call before."
-_SIMPLER: tuple[tuple[str, Any, str], ...] = (
-    (
-        "iterable",
-        "list",
-        "With a list in place of a {iterable}, the same case passes: a second loop over a "
-        "generator finds nothing.",
-    ),
-    (
-        "layout",
-        "contiguous",
-        "With contiguous tensors, the same case passes. These are {layout}: .view fails, and "
-        ".flatten(), .reshape() and .contiguous() make a copy; what goes into a copy does not "
-        "reach the tensor. Write the result back with tensor.copy_.",
-    ),
-    (
-        "groups",
-        (),
-        "In one group of all ranks, the same case passes: pass group=group to every call, and take "
-        "ranks and world size from the group.",
-    ),
-    ("dtype", "float32", "In float32, the same case passes."),
-    ("training", True, "With the model in training mode, the same case passes."),
-)
-"""A part of a case's form, its plain value, and what to say if only this makes the case pass."""
+_SIMPLER = {
+    "iterable": "With a list in place of a {iterable}, the same case passes: a second loop over a "
+    "generator finds nothing.",
+    "layout": "With contiguous tensors, the same case passes. These are {layout}: .view fails, and "
+    ".flatten(), .reshape() and .contiguous() make a copy; what goes into a copy does not reach "
+    "the tensor. Write the result back with tensor.copy_.",
+    "groups": "In one group of all ranks, the same case passes: pass group=group to every call, "
+    "and take ranks and world size from the group.",
+    "dtype": "In float32, the same case passes.",
+    "training": "With the model in training mode, the same case passes.",
+}
+"""Part of a case's form → what to say if the case passes only with the plain `Form`'s part."""
 
 
 def run_on_each(
@@ -138,11 +127,7 @@ def run_check(
         for trial, hint in zip(refused, hints, strict=True):
             assert trial.finding is not None
             trial.result = replace(trial.result, reason=_reason_of(trial.finding, hint))
-    failed = [
-        trial
-        for trial in examined
-        if trial.result.ran and not trial.result.hidden and not trial.result.passed
-    ]
+    failed = [t for t in examined if t.result.ran and not (t.result.hidden or t.result.passed)]
     if explain and check.drawn is not None:
         _explain(examine, seed, failed)
     # With `only_on`, the messages are the check's own: no student has sent one.
@@ -169,9 +154,9 @@ def _explain(examine: Callable[..., _Examined], seed: str, failed: list[_Examine
     case = simplest.case
     simpler = [(replace(case, after=None), _KEPT)] if case.after is not None else []
     simpler += [
-        (replace(case, form=replace(case.form, **{part: plain})), sentence)
-        for part, plain, sentence in _SIMPLER
-        if getattr(case.form, part) != plain
+        (replace(case, form=replace(case.form, **{part: getattr(Form(), part)})), sentence)
+        for part, sentence in _SIMPLER.items()
+        if getattr(case.form, part) != getattr(Form(), part)
     ]
     passing = (sentence for case, sentence in simpler if examine(case, seed).result.passed)
     if sentence := next(passing, "").format(**vars(case.form)):
@@ -186,14 +171,11 @@ def agreed(findings: Sequence[Wrong]) -> list[str]:
     all the cases that it could explain. If two mistakes may be named, the one that explains more
     cases is.
     """
-    fits = [[mistake for mistake, hint in finding.mistakes.items() if hint] for finding in findings]
-    could, explains = Counter[str](), Counter[str]()
-    for finding, fitting in zip(findings, fits, strict=True):
-        could.update(finding.mistakes.keys())
-        explains.update(fitting)
+    could = Counter(mistake for finding in findings for mistake in finding.mistakes)
+    explains = Counter(m for finding in findings for m, hint in finding.mistakes.items() if hint)
     hints = []
-    for finding, fitting in zip(findings, fits, strict=True):
-        sure = [mistake for mistake in fitting if explains[mistake] == could[mistake]]
+    for finding in findings:
+        sure = [m for m, hint in finding.mistakes.items() if hint and explains[m] == could[m]]
         best = max(sure, key=lambda mistake: explains[mistake], default="")
         hints.append(finding.mistakes[best] if best else finding.otherwise)
     return hints
@@ -308,72 +290,74 @@ def _judge(check: Check, case: Case, observed: Observed) -> dict[str, Wrong]:
             on the ranks may have changed those that it got.
 
     """
+    trace = observed.trace
     try:
-        _judge_handles(observed)
+        if trace is not None:
+            _expect_all_waited_for(trace)
+        if observed.touched:
+            raise Wrong(
+                observed.touched[0].rstrip("."),
+                "Use the tensors only after .wait() has returned. Until then the transfer may "
+                "still be running: you may read old values, or your write may change what is sent.",
+            )
         _judge_values(check, case, observed)
-        return _judge_communication(check, case, observed)
+        return {} if trace is None else _judge_communication(check, case, observed, trace)
     except Wrong as finding:
         return dict.fromkeys([VALUES, COMMUNICATION, *check.worth], finding)
-
-
-def _judge_handles(observed: Observed) -> None:
-    if observed.trace is not None:
-        _expect_all_waited_for(observed.trace)
-    if observed.touched:
-        raise Wrong(
-            observed.touched[0].rstrip("."),
-            "Use the tensors only after .wait() has returned. Until then the transfer may "
-            "still be running: you may read old values, or your write may change what is sent.",
-        )
 
 
 def _judge_values(check: Check, case: Case, observed: Observed) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # oracles are small: more threads would only wait for each other
+    form = (
+        "the answer has a form that this check does not expect",
+        "Compare the types and shapes that your function returns with those of the task.",
+    )
     try:
-        check.judge(case, observed.inputs, observed.outputs)
+        with _kept_for_the_author(*form):
+            check.judge(case, observed.inputs, observed.outputs)
     except Wrong as finding:
-        alone = case.after is None  # else the trace has another call, too
-        raise finding.besides(_outside_the_group(case, observed.trace) if alone else "") from None
-    except (AuthorError, OSError, MemoryError):  # not caused by an answer
+        if case.after is None:  # else the trace has another call, too
+            finding.otherwise = finding.otherwise or _outside_the_group(case, observed.trace)
         raise
-    except Exception as error:
-        raise Wrong(
-            "the answer has a form that this check does not expect",
-            "Compare the types and shapes that your function returns with those of the task.",
-        ) from error
     finally:
         torch.set_num_threads(threads)
 
 
-def _judge_communication(check: Check, case: Case, observed: Observed) -> dict[str, Wrong]:
+def _judge_communication(
+    check: Check, case: Case, observed: Observed, trace: Trace
+) -> dict[str, Wrong]:
     """Return part of the points → its first finding."""
-    trace, findings = observed.trace, dict[str, Wrong]()
-    if trace is None:
-        return findings
+    findings = dict[str, Wrong]()
     if check.computes is not None and observed.network:
         _expect_computed(check.computes(case, observed.inputs), trace)
     _expect_few_empty(trace)
     if case.after is not None:
-        trace = after_the_barrier(trace)
+        own_trace = after_the_barrier(trace)
+        if own_trace is None:
+            return findings
         # The ranks leave the barrier one after the other, so a formula does not give the time.
-        observed = replace(observed, network=None)
-    if trace is None:
-        return findings
+        trace, observed = own_trace, replace(observed, network=None)
     if outside := _outside_the_group(case, trace):
         findings[COMMUNICATION] = Wrong(outside)
     for expectation in check.expects:
         try:
-            expectation.test(case, observed, trace)
+            with _kept_for_the_author("the messages have a form that this check does not expect"):
+                expectation.test(case, observed, trace)
         except Wrong as finding:
             findings.setdefault(expectation.part, finding)
-        except AuthorError:
-            raise
-        except Exception as error:
-            odd = Wrong("the messages have a form that this check does not expect")
-            odd.__cause__ = error
-            findings.setdefault(expectation.part, odd)
     return findings
+
+
+@contextmanager
+def _kept_for_the_author(message: str, hint: str = "") -> Iterator[None]:
+    """Turn an exception that a judge raises by mistake into a finding, which holds it."""
+    try:
+        yield
+    except (Wrong, AuthorError, OSError, MemoryError):  # the last ones no answer has caused
+        raise
+    except Exception as error:
+        raise Wrong(message, hint) from error
 
 
 def _trouble_of(finding: Wrong) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from course_lib.checking.cases import Case, Check
 from course_lib.checking.loading import find_assignment, load_checks, load_module
 from course_lib.checking.mutants import Solution, mutants_of, report_on
 from course_lib.installed import find_course
+from course_lib.ranks.for_graders import Line
 
 CANDIDATES = 64
 """Seeds that are tried, from 0."""
@@ -29,16 +29,16 @@ def refusing(
 ) -> dict[str, dict[int, str]]:
     """Return mistake → the seeds that refuse the solution, each with its reason."""
     assert check.drawn is not None
-    reasons: dict[str, dict[int, str]] = {}
+    line, reasons = Line(), dict[str, dict[int, str]]()
     for number, solution in enumerate(solutions, 1):
         reasons[solution.mistake] = {}
         for seed in seeds:
-            say(f"{name}: solution {number} of {len(solutions)}, seed {seed} of {len(seeds)}")
+            line.show(f"{name}: solution {number} of {len(solutions)}, seed {seed} of {len(seeds)}")
             single = replace(check, cases=(check.drawn(seed),))
             report = report_on(name, single, solution, explain=False)
             if not report.passed:
                 reasons[solution.mistake][seed] = report.reason
-    say("")
+    line.clear()
     return reasons
 
 
@@ -91,12 +91,6 @@ def write_seeds(path: Path, task: str, seeds: Sequence[int]) -> None:
             f'write by_reference("{task}", …, seeds=()) into {path}; the seeds are {seeds}'
         )
     path.write_text(text)
-
-
-def say(text: str) -> None:
-    """Show the progress on one line of a terminal."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def main() -> int:

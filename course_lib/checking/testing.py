@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -109,6 +108,11 @@ def testing_task(
             case.watch.seed_generators()  # a test may draw random numbers, and so may a solution
             return None
 
+        def request(inputs: Sequence[Any]) -> None:
+            for rank in range(1, 1 + MOST):
+                rank_input = inputs[rank - 1] if rank <= len(inputs) else None
+                _send({"ranks": len(inputs), "input": rank_input}, rank, case)
+
         def run(inputs: Sequence[Any]) -> list[Any]:
             inputs = list(inputs)
             if not 1 <= len(inputs) <= MOST:
@@ -117,9 +121,7 @@ def testing_task(
                     f"got {len(inputs)}"
                 )
             expect(inputs)
-            for rank in range(1, 1 + MOST):
-                rank_input = inputs[rank - 1] if rank <= len(inputs) else None
-                _send({"ranks": len(inputs), "input": rank_input}, rank, case)
+            request(inputs)
             answers = [_receive(rank, case) for rank in range(1, 1 + len(inputs))]
             for rank, answer in enumerate(answers):
                 if "error" in answer:
@@ -131,10 +133,9 @@ def testing_task(
         except SolutionError:
             verdict = False
         finally:
-            for rank in range(1, 1 + MOST):
-                _send({"ranks": 0, "input": None}, rank, case)
+            request([])  # this ends the other ranks
         case.watch.seed_generators()
-        return verdict.item() if isinstance(verdict, np.bool_ | torch.Tensor) else verdict
+        return verdict.item() if isinstance(verdict, torch.Tensor) else verdict
 
     return by_judge(
         function,

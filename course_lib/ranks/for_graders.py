@@ -5,7 +5,7 @@ modules beside them. The rest may change.
 
 - an examiner's fabric, and the rank at its other end: `Fabric` to `lone_rank`
 - processes: `ForkServer` to `redirect_output`
-- `in_notebook`: whether output goes to a kernel
+- `in_notebook`: whether output goes to a kernel; `Line`: a line that shows progress
 """
 
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from course_lib._later import later
 
 if TYPE_CHECKING:
     from course_lib.ranks.output.printer import in_notebook
+    from course_lib.ranks.output.progress import Line
     from course_lib.ranks.processes.fork_client import (
         NEEDED,
         ForkServer,
@@ -38,6 +39,7 @@ __getattr__, __dir__ = later(
     __name__,
     {
         "in_notebook": "output.printer",
+        "Line": "output.progress",
         "NEEDED ForkServer ForkServerError end_soon preload": "processes.fork_client",
         "collapse serve": "processes.fork_server",
         "redirect_output": "processes.worker",

@@ -14,7 +14,7 @@ FOLDER = SOURCES / "01_minibatch_sgd"
 
 
 def judged(epochs: list[list[torch.Tensor]]) -> None:
-    judge = checks_of(FOLDER)["minibatches"].judge.__self__.custom
+    judge = checks_of(FOLDER)["minibatches"].judge.__self__.judge
     inputs = {"n": 11, "batch_size": 5, "drop_last": True, "seed": 1, "epochs": 0}
     with_the_rest = [torch.arange(5), torch.arange(5, 10), torch.tensor([10])]
     value = {

@@ -7,5 +7,4 @@ other part: no case, no judge, no oracle.
 - `effects`: what a call leaves behind; its second half compares, where the verdict is made
 - `held`: the tensors that an object holds
 - `leaves`: the places and the tensors in a plain value
-- `memory`: whether parameters keep their memory
 """

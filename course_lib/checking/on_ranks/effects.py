@@ -57,6 +57,11 @@ SENTENCES = {
     ),
     "dtype": ("the function changes torch's default dtype", ""),
     "asks": ("after the call, a tensor of the input requires a gradient", ""),
+    "moved": (
+        "{name} after the call: expected 'kept', got 'replaced: write into the old memory, with "
+        "p.data.copy_(new)'",
+        "",
+    ),
     "aliases": (
         "the result shares memory with {name}",
         "If one of them is written to, the other changes, too: return a copy (.clone()).",
@@ -78,11 +83,12 @@ SENTENCES = {
 }
 """Code of an effect → its sentence and a hint, the most helpful effect first."""
 
-LATE = ("aliases", "random", "history", "overwritten")
+LATE = ("moved", "aliases", "random", "history", "overwritten")
 """Effects that cannot explain a wrong value, so a wrong value is reported before them. If dropout
 draws random numbers, the mistake is a model in the wrong mode."""
 
-NAMES = ("the model", "the parameters", "the matrix", "the earlier result")
+MEMORY, RESULTS = "the memory of the parameters", "the earlier result"
+NAMES = ("the model", "the parameters", "the matrix", MEMORY, RESULTS)
 """Names of the objects that are watched in addition to the input."""
 
 
@@ -138,9 +144,13 @@ class Watch:
             },
         )
 
+    def add_memory(self, parameters: Sequence[Tensor]) -> None:
+        """Watch where the parameters' numbers are in memory, from now on."""
+        self._add(MEMORY, lambda: {"moved": [param.data_ptr() for param in parameters]})
+
     def add_results(self, tensors: Sequence[Tensor]) -> None:
         """Watch what an earlier call has returned."""
-        self._add("the earlier result", lambda: {"overwritten": _copies(tensors)})
+        self._add(RESULTS, lambda: {"overwritten": _copies(tensors)})
 
     def _add(self, name: str, look: Callable[[], dict[str, Any]]) -> None:
         self._objects[name] = look, look()
@@ -156,11 +166,7 @@ class Watch:
                 "of the output": _addresses(tensors_in(output)),
             },
             "objects": {name: [before, look()] for name, (look, before) in self._objects.items()},
-            "generators": {
-                "torch": _digest(torch.get_rng_state()),
-                "Python": _digest(random.getstate()),
-                "NumPy": _digest(np.random.get_state()),
-            },
+            "generators": _digests(torch.get_rng_state(), random.getstate(), np.random.get_state()),
             "history": any(tensor.requires_grad for tensor in tensors_in(output)),
             "asks": [tensor.requires_grad for tensor in self._own],
             "gradients": torch.is_grad_enabled(),
@@ -211,6 +217,10 @@ def _inference(parameters: Iterable[Tensor]) -> bool:
         parameter.is_inference() or (parameter.grad is not None and parameter.grad.is_inference())
         for parameter in parameters
     )
+
+
+def _digests(*states: Any) -> dict[str, str]:
+    return dict(zip(("torch", "Python", "NumPy"), map(_digest, states), strict=True))
 
 
 def _digest(state: Any) -> str:
@@ -323,8 +333,7 @@ def _all_same(tensors: Any, reported: Any) -> bool:
 
 def states_from(seed: int) -> dict[str, str]:
     """Return name of a generator → the state that `Watch.report` gives if nobody has drawn."""
-    return {
-        "torch": _digest(torch.Generator().manual_seed(seed).get_state()),
-        "Python": _digest(random.Random(seed).getstate()),
-        "NumPy": _digest(np.random.RandomState(seed).get_state()),
-    }
+    torch_state = torch.Generator().manual_seed(seed).get_state()
+    return _digests(
+        torch_state, random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
+    )

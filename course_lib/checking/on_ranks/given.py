@@ -97,20 +97,13 @@ class Given:
         return module
 
 
-class _Groups(threading.local):
-    """The groups of this rank that earlier cases made; a process can hold only a limited number."""
-
-    def __init__(self) -> None:
-        self.world: Any = None
-        self.made: dict[tuple[int, ...], Any] = {}
-
-
-_groups = _Groups()
+_groups = threading.local()
+"""The groups of this rank that earlier cases made; a process can hold only a limited number."""
 
 
 def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
     """Return the one of these groups that has this rank; all ranks must pass the same groups."""
-    if _groups.world is not dist.group.WORLD:
+    if getattr(_groups, "world", None) is not dist.group.WORLD:
         _groups.world, _groups.made = dist.group.WORLD, {}
     own_group = None
     for members in map(tuple, groups):
@@ -119,10 +112,6 @@ def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
         if dist.get_rank() in members:
             own_group = _groups.made[members]
     return own_group
-
-
-def _world() -> dist.ProcessGroup | None:
-    return dist.group.WORLD if dist.is_initialized() else None
 
 
 class _Strict:
@@ -194,23 +183,20 @@ class RankProgram:
     def __call__(self, function: Callable[..., Any], rank_input: Any) -> Any:
         """Run the program; return its value and the report of the state after the call."""
         with _STRICT:
-            return self._run(function, rank_input)
-
-    def _run(self, function: Callable[..., Any], rank_input: Any) -> Any:
-        before, form = rank_input.get("before"), rank_input["form"]
-        earlier_results = [] if before is None else self._kept_from(function, before)
-        inputs = _laid_out(rank_input["own"], form["layout"])
-        answers = None if self.answers is None else functools.partial(self.answers, inputs)
-        inputs = without(inputs, self.withheld)
-        case = Given(form, inputs, self.may_change, answers)
-        case.watch.add_results(earlier_results)
-        value = self._value(function, inputs, case)
-        try:
-            for name, leaf in leaves(value):
-                encode(leaf, without_numbers(name) or "the result")
-        except NotPlainError as error:
-            return {"refused": str(error)}
-        return {"value": value, "left": case.watch.report(value)}
+            before, form = rank_input.get("before"), rank_input["form"]
+            earlier_results = [] if before is None else self._kept_from(function, before)
+            inputs = _laid_out(rank_input["own"], form["layout"])
+            answers = None if self.answers is None else functools.partial(self.answers, inputs)
+            inputs = without(inputs, self.withheld)
+            case = Given(form, inputs, self.may_change, answers)
+            case.watch.add_results(earlier_results)
+            value = self._value(function, inputs, case)
+            try:
+                for name, leaf in leaves(value):
+                    encode(leaf, without_numbers(name) or "the result")
+            except NotPlainError as error:
+                return {"refused": str(error)}
+            return {"value": value, "left": case.watch.report(value)}
 
     def _kept_from(self, function: Callable[..., Any], before: Any) -> list[Tensor]:
         """Run the program with the input of an earlier call; return the tensors that it gave."""
@@ -225,10 +211,10 @@ class RankProgram:
 
         Our lines and PyTorch's lead to theirs, or come after.
         """
-        world = _world()  # None if a task needs no ranks and nobody made a group
+        world = dist.group.WORLD  # None if a task needs no ranks and nobody made a group
         try:
             value = simple(self.program(function, inputs, case))
-            if _world() is not world:
+            if dist.group.WORLD is not world:
                 raise RuntimeError(_DESTROYED)
         except Exception as error:
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
@@ -255,6 +241,14 @@ def simple(value: Any) -> Any:
     if isinstance(value, Tensor | bool | int) or not hasattr(value, "__index__"):
         return value
     return operator.index(value)
+
+
+def linear_of(weight: nn.Parameter, bias: Any) -> nn.Linear:
+    """Return a layer that has these parameters; `bias` may be None. Nothing random is drawn."""
+    layer = nn.Linear(1, 1, device="meta")
+    layer.out_features, layer.in_features = weight.shape
+    layer.weight, layer.bias = weight, bias
+    return layer
 
 
 def expect_function(value: object, name: str) -> Callable[..., Any]:

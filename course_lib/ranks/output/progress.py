@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections import Counter
@@ -14,18 +15,56 @@ _AFTER = 1.0
 _EVERY = 0.5
 
 
-class Progress:
-    """A line that appears when a call that began at `start` has taken a second, and then vanishes.
+class Line:
+    """A line that changes and then vanishes.
 
-    In a notebook it is one output that changes. In a terminal it is a line that overwrites itself.
-    If output goes to a file, or to a notebook that runs without a person, nothing is shown.
+    In a notebook it is one output. In a terminal it overwrites itself. If output goes to a file,
+    nothing is shown.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._terminal = False
+
+    def show(self, text: str, html: str = "") -> None:
+        """Show a text in place of the last one; a notebook shows HTML, if there is any."""
+        if in_notebook():
+            from IPython.display import display
+
+            bundle = {"text/plain": text} | ({"text/html": html} if html else {})
+            if self._handle is None:
+                self._handle = display(bundle, raw=True, display_id=True)
+            else:
+                self._handle.update(bundle, raw=True)
+        elif sys.stderr.isatty():
+            self._terminal = True
+            room = shutil.get_terminal_size().columns - 1
+            print(f"\r\033[K{text[:room]}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._handle is not None:
+            self._handle.update({}, raw=True)
+            self._handle = None
+        self.end()
+
+    def end(self) -> None:
+        """Remove the line from a terminal, in which something else is to be printed."""
+        if self._terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            self._terminal = False
+
+
+class Progress(Line):
+    """A line that appears when a call that began at `start` has taken a second.
+
+    In a notebook that runs without a person, nothing is shown.
     """
 
     def __init__(self, start: float) -> None:
+        super().__init__()
         self._start = start
         self._next = start + _AFTER
-        self._handle: Any = None
-        self._terminal = False
 
     def due(self) -> bool:
         """Return whether it is time for the next update."""
@@ -35,29 +74,8 @@ class Progress:
         """Show how long the call has run, and what the ranks do; `doing` has a phrase for each."""
         now = time.monotonic()
         self._next = now + _EVERY
-        text = f"{now - self._start:.0f} s · {summary(doing)}"
-        if in_notebook():
-            if not _watched():
-                return
-            from IPython.display import display
-
-            bundle = {"text/plain": text}
-            if self._handle is None:
-                self._handle = display(bundle, raw=True, display_id=True)
-            else:
-                self._handle.update(bundle, raw=True)
-        elif sys.stderr.isatty():
-            self._terminal = True
-            print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._handle is not None:
-            self._handle.update({}, raw=True)
-            self._handle = None
-        if self._terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-            self._terminal = False
+        if not in_notebook() or _watched():
+            self.show(f"{now - self._start:.0f} s · {summary(doing)}")
 
 
 def _watched() -> bool:
