@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,8 +36,10 @@ TASK = "average_gradients"
 
 
 def examined(place, source, on="cpu", limits=None):
+    """Return the report of four public cases and a hidden one."""
     check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[TASK]
-    hidden = hidden_cases(SOURCES / ASSIGNMENT, TASK)
+    check = replace(check, cases=check.cases[:4])
+    hidden = hidden_cases(SOURCES / ASSIGNMENT, TASK)[:1]
     with Submission(place, limits) as submission:
         submission.run_cell(NEEDED)
         outcome = submission.run_cell(source)
