@@ -14,7 +14,7 @@ from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_s
 
 ASSIGNMENTS = assignments(SOURCES)
 # For the others there is one test, `test_its_files_can_be_read`.
-READABLE = solutions.readable(ASSIGNMENTS)
+READABLE = solutions.readable()
 
 pytestmark = needs_sources
 
@@ -52,11 +52,7 @@ def told(report) -> str:
     return "\n".join([str(report), *(f"in your check: {trouble}" for trouble in troubles)])
 
 
-TASKS = [
-    pytest.param(folder, task, id=f"{folder.name}-{task}")
-    for folder in READABLE
-    for task in solutions.checks_of(folder)
-]
+TASKS = solutions.tasks()
 PLACES = ("simulated", "cpu")
 
 

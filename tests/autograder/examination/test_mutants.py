@@ -15,7 +15,7 @@ from autograder.examination.verdict import notes_on
 from autograder.passes.examine import masked_from
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking.mutants import Solution, says
-from tests.helpers.course_folders import SOURCES, assignments, needs_sources
+from tests.helpers.course_folders import needs_sources
 from tests.helpers.solutions import (
     checks_of,
     code_cells,
@@ -43,7 +43,7 @@ CASES = [
         id=f"{folder.name}-{mutant.task}__{mutant.mistake}",
         marks=() if folder.name.startswith("01") else pytest.mark.large,
     )
-    for folder in readable(assignments(SOURCES))
+    for folder in readable()
     for mutant in chosen(folder)
 ]
 
