@@ -8,7 +8,7 @@ from course_lib.checking.on_ranks.leaves import tensors_in
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.solutions import checks_of, tasks
 
-pytestmark = needs_sources
+pytestmark = [needs_sources, pytest.mark.parametrize(("folder", "task"), tasks())]
 
 NARROWER = {
     torch.float64: (torch.float32, torch.bfloat16, torch.float16),
@@ -31,7 +31,6 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize(("folder", "task"), tasks())
 def test_numbers_use_all_bits_of_their_dtype(folder, task: str) -> None:
     """Else nobody sees that an answer went through float32, bfloat16 or float16."""
     check = checks_of(folder)[task]
@@ -46,7 +45,6 @@ def test_numbers_use_all_bits_of_their_dtype(folder, task: str) -> None:
             )
 
 
-@pytest.mark.parametrize(("folder", "task"), tasks())
 def test_the_first_case_is_plain_and_the_special_ones_follow(folder, task: str) -> None:
     cases = checks_of(folder)[task].cases
     first = cases[0]
