@@ -10,24 +10,20 @@ from autograder.late_policy import PerDay
 HOUR = 3600
 
 
+TENTH = {"share": 0.1}
+FREE = {"share": 0.1, "free_days": 1}
+GRACE = {"share": 0.1, "grace_minutes": 5, "largest": 0.5}
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("share", "free", "hours", "lost"),
-    [(0.1, 0, 1, 1), (0.1, 0, 24, 1), (0.1, 0, 25, 2), (0.1, 1, 24, None), (0.1, 1, 25, 1),
-     (0.1, 0, 24 * 30, 10), (1.0, 0, 1, 10), (0.0, 0, 99, 0)],
+    ("options", "hours", "lost"),
+    [(TENTH, 1, 1), (TENTH, 24, 1), (TENTH, 25, 2), (TENTH, 24 * 30, 10), (FREE, 24, None),
+     (FREE, 25, 1), ({"share": 1.0}, 1, 10), ({"share": 0.0}, 99, 0), (GRACE, 4 / 60, None),
+     (GRACE, 6 / 60, 1), (GRACE, 24 + 4 / 60, 1), (GRACE, 24.1, 2), (GRACE, 24 * 30, 5)],
 )  # fmt: skip
-def test_points_lost_of_ten(share: float, free: int, hours: float, lost: float | None) -> None:
-    policy = PerDay(share=share, free_days=free)
-    assert policy.late_submission_penalty("ada", 10, hours * HOUR) == (
-        None if lost is None else pytest.approx(lost)
-    )
-
-
-@pytest.mark.parametrize(
-    ("hours", "lost"), [(4 / 60, None), (6 / 60, 1), (24 + 4 / 60, 1), (24.1, 2), (24 * 30, 5)]
-)
-def test_minutes_of_grace_and_a_largest_share(hours: float, lost: float | None) -> None:
-    policy = PerDay(share=0.1, grace_minutes=5, largest=0.5)
-    assert policy.late_submission_penalty("ada", 10, hours * HOUR) == (
+def test_points_lost_of_ten(options: dict[str, float], hours: float, lost: float | None) -> None:
+    assert PerDay(**options).late_submission_penalty("ada", 10, hours * HOUR) == (
         None if lost is None else pytest.approx(lost)
     )
 

@@ -2,7 +2,14 @@
 
 import pytest
 
+from course_lib.ranks.processes.fork_client import preload
 from tests.helpers.carriers import ranks_on
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ranks_have_what_tests_import() -> None:
+    """Load it once, into the process that ranks are forked from; else each rank imports it."""
+    preload(["pytest", "hypothesis"])
 
 
 @pytest.fixture(scope="session")

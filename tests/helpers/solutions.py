@@ -6,11 +6,13 @@ from pathlib import Path
 
 import matplotlib
 import nbformat
+import pytest
 
 from autograder.course import handed_out
 from autograder.passes.examine import masked_from
 from course_lib.checking.loading import load_checks, load_module
 from course_lib.checking.mutants import mutants_of
+from tests.helpers.course_folders import SOURCES, assignments
 
 
 @cache
@@ -66,9 +68,19 @@ def trouble_in(folder: Path) -> str:
     return ""
 
 
-def readable(folders: list[Path]) -> list[Path]:
+def readable() -> list[Path]:
     """Return the assignments whose files can be read: a mistake in one stops no other's tests."""
-    return [folder for folder in folders if not trouble_in(folder)]
+    return [folder for folder in assignments(SOURCES) if not trouble_in(folder)]
+
+
+@cache
+def tasks():
+    """Return a test's parameters: the folder and the name of every task that can be read."""
+    return [
+        pytest.param(folder, task, id=f"{folder.name}-{task}")
+        for folder in readable()
+        for task in checks_of(folder)
+    ]
 
 
 def code_cells(folder: Path):

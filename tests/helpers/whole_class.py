@@ -75,11 +75,8 @@ def once(tmp_path_factory, name, build):
 
 def leave_little(source: Path, tasks) -> None:
     """Leave these tasks in an assignment's folder, with a visible and a hidden case each."""
-    checks, hidden = handed_out(source) / "checks.py", source / "hidden.py"
+    checks = handed_out(source) / "checks.py"
     checks.write_text(f"{checks.read_text()}\nTASKS = {list(tasks)}\n{LESS}")
-    line = f"HIDDEN = {{n: c[:1] for n, c in HIDDEN.items() if n in {list(tasks)}}}\n"
-    if "HIDDEN" in (text := hidden.read_text()):
-        hidden.write_text(text + line)
     notebook = nbformat.read(source / FILE, as_version=4)
     parts = [[]]  # each begins with the heading of a task
     for cell in notebook.cells:

@@ -14,14 +14,8 @@ from autograder.errors import CommandFailed
 from course_lib.checking import run_check
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.mutants import report_on, says
+from tests.helpers import solutions
 from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
-from tests.helpers.solutions import (
-    checks_of,
-    is_masked,
-    module_of_reference,
-    mutants_in,
-    solution_of,
-)
 
 NAME = "12_my_topic"
 
@@ -46,13 +40,13 @@ def course(tmp_path: Path) -> Path:
 @pytest.mark.large
 def test_its_solution_passes_and_every_wrong_one_fails_for_its_reason(course: Path) -> None:
     folder, name = new(course, NAME), f"{NAME}/rotate"
-    assert set(checks_of(folder)) == {"rotate"}
-    check = checks_of(folder)["rotate"]
+    assert set(solutions.checks_of(folder)) == {"rotate"}
+    check = solutions.checks_of(folder)["rotate"]
     hidden = check.hidden("tests")
     assert len(hidden) > 4
-    with LocalRunner(solution_of(folder, "rotate"), "simulated", echo=None) as runner:
+    with LocalRunner(solutions.solution_of(folder, "rotate"), "simulated", echo=None) as runner:
         assert run_check(name, check, runner, seed="tests", hidden=hidden).passed
-    mutants = [mutant for mutant in mutants_in(folder) if "simulated" in mutant.where]
+    mutants = [mutant for mutant in solutions.mutants_in(folder) if "simulated" in mutant.where]
     assert len(mutants) > 5 and not all(mutant.reason for mutant in mutants)
     for mutant in mutants:  # public cases find every mistake
         report = report_on(name, check, mutant, None if mutant.reason else "tests")
@@ -68,8 +62,8 @@ def test_the_guide_explains_its_check(course: Path) -> None:
 
 def test_its_reference_cannot_be_imported_while_it_is_graded(course: Path) -> None:
     folder = new(course, NAME)
-    module = module_of_reference(folder, "rotate")
-    assert module and is_masked(folder, module)
+    module = solutions.module_of_reference(folder, "rotate")
+    assert module and solutions.is_masked(folder, module)
 
 
 def test_it_writes_over_nothing_and_wants_a_name_that_sorts(course: Path, autograder: Any) -> None:

@@ -30,6 +30,7 @@ from tests.helpers.course_folders import (
 NAME = "02_data_parallel_sgd"
 
 pytestmark = [
+    needs_sources,
     # nbgrader and what it stands on, not we
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
@@ -52,7 +53,6 @@ def edit(path: Path, cell_id: str, **changes: Any) -> None:
     nbformat.write(notebook, path)
 
 
-@needs_sources
 def test_what_is_committed_is_what_a_fresh_release_makes() -> None:
     lines: list[str] = []
     differing = release(ROOT, write=False, say=lines.append)
@@ -69,7 +69,6 @@ def solution_lines(source: NotebookNode) -> set[str]:
     return {line for line in lines if line}
 
 
-@needs_sources
 @pytest.mark.parametrize("folder", assignments(SOURCES), ids=lambda folder: folder.name)
 def test_no_solution_hidden_case_or_mutant_is_given_away(folder: Path) -> None:
     source = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
@@ -98,7 +97,6 @@ def test_no_solution_hidden_case_or_mutant_is_given_away(folder: Path) -> None:
     assert not {secret for secret in secrets if secret in everything}
 
 
-@needs_sources
 @pytest.mark.parametrize("folder", assignments(SOURCES), ids=lambda folder: folder.name)
 def test_a_written_question_has_points_a_sample_and_comments(folder: Path) -> None:
     cells = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4).cells
@@ -111,7 +109,6 @@ def test_a_written_question_has_points_a_sample_and_comments(folder: Path) -> No
         assert re.search(r"^Worth (half|.+ of \d): .+\n\n> ", scheme, re.MULTILINE)
 
 
-@needs_sources
 def test_a_release_is_made_and_made_again_byte_by_byte(course: Path) -> None:
     target = course / "assignments" / NAME
     lines: list[str] = []
@@ -128,7 +125,6 @@ def test_a_release_is_made_and_made_again_byte_by_byte(course: Path) -> None:
     assert not list(course.rglob("gradebook.db")), "a release is not yet a class"
 
 
-@needs_sources
 def test_a_solution_that_would_be_seen_is_refused_and_nothing_is_written(course: Path) -> None:
     source = course / "instructor" / NAME / f"{NAME}.ipynb"
     edit(source, "try-2", source="Hint: `size, rest = divmod(length, world_size)`")
@@ -137,7 +133,6 @@ def test_a_solution_that_would_be_seen_is_refused_and_nothing_is_written(course:
     assert not list((course / "assignments").rglob("*.ipynb"))
 
 
-@needs_sources
 def test_the_command_checks_releases_and_names_what_there_is(course: Path, autograder: Any) -> None:
     status, output = autograder(course, "release", "--check")
     assert status == 1 and "run python -m autograder release" in output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,8 @@ from autograder.errors import SandboxUnavailable
 from autograder.examination.gpus import gpu_access
 from autograder.examination.submission import Submission, examine
 from autograder.sandbox.sandbox import Sandbox
-from course_lib.checking.loading import load_checks
-from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
-from tests.helpers.solutions import hidden_cases
+from tests.helpers.course_folders import SOURCES, needs_sources
+from tests.helpers.solutions import checks_of, hidden_cases
 
 pytestmark = needs_sources
 
@@ -35,8 +35,10 @@ TASK = "average_gradients"
 
 
 def examined(place, source, on="cpu", limits=None):
-    check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[TASK]
-    hidden = hidden_cases(SOURCES / ASSIGNMENT, TASK)
+    """Return the report of four public cases and a hidden one."""
+    check = checks_of(SOURCES / ASSIGNMENT)[TASK]
+    check = replace(check, cases=check.cases[:4])
+    hidden = hidden_cases(SOURCES / ASSIGNMENT, TASK)[:1]
     with Submission(place, limits) as submission:
         submission.run_cell(NEEDED)
         outcome = submission.run_cell(source)

@@ -5,16 +5,10 @@ import torch
 
 from course_lib.checking.cases import case_generator
 from course_lib.checking.on_ranks.leaves import tensors_in
-from tests.helpers.course_folders import SOURCES, assignments, needs_sources
-from tests.helpers.solutions import checks_of, readable
+from tests.helpers.course_folders import needs_sources
+from tests.helpers.solutions import checks_of, tasks
 
-pytestmark = needs_sources
-
-TASKS = [
-    pytest.param(folder, task, id=f"{folder.name}-{task}")
-    for folder in readable(assignments(SOURCES))
-    for task in checks_of(folder)
-]
+pytestmark = [needs_sources, pytest.mark.parametrize(("folder", "task"), tasks())]
 
 NARROWER = {
     torch.float64: (torch.float32, torch.bfloat16, torch.float16),
@@ -37,7 +31,6 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize(("folder", "task"), TASKS)
 def test_numbers_use_all_bits_of_their_dtype(folder, task: str) -> None:
     """Else nobody sees that an answer went through float32, bfloat16 or float16."""
     check = checks_of(folder)[task]
@@ -52,7 +45,6 @@ def test_numbers_use_all_bits_of_their_dtype(folder, task: str) -> None:
             )
 
 
-@pytest.mark.parametrize(("folder", "task"), TASKS)
 def test_the_first_case_is_plain_and_the_special_ones_follow(folder, task: str) -> None:
     cases = checks_of(folder)[task].cases
     first = cases[0]

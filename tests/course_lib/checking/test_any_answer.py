@@ -14,17 +14,13 @@ import torch
 from course_lib.checking import run_check
 from course_lib.checking.local import LocalRunner
 from course_lib.ranks.wire import decode, encode
-from tests.helpers.course_folders import SOURCES, assignments, needs_sources
-from tests.helpers.solutions import checks_of, readable, solution_of
+from tests.helpers.course_folders import needs_sources
+from tests.helpers.solutions import checks_of, solution_of, tasks
 
 pytestmark = needs_sources
 
-TASKS = [
-    pytest.param(folder, task, id=f"{folder.name}-{task}")
-    for folder in readable(assignments(SOURCES))
-    for task in checks_of(folder)
-    if task != "train"  # its judge declares no form, so an odd answer may break it, and is wrong
-]
+# The judge of `train` declares no form, so an odd answer may break it, and is wrong.
+TASKS = [parameters for parameters in tasks() if parameters.values[1] != "train"]
 
 NAN, GONE = float("nan"), object()
 ODD = [

@@ -12,14 +12,14 @@ from course_lib.checking.defence import SETS, Defence, defend
 from course_lib.checking.local import LocalRunner
 from course_lib.ranks import Trace
 from course_lib.ranks.trace.event import Event
-from tests.helpers.course_folders import SOURCES, needs_sources
+from tests.helpers.course_folders import needs_sources
 from tests.helpers.solutions import checks_of, mutants_in, readable, solution_of
 
 pytestmark = needs_sources
 
 DEFENCES = [
     (folder, check)
-    for folder in readable(sorted(SOURCES.glob("[0-9]*")))
+    for folder in readable()
     for check in checks_of(folder).values()
     if isinstance(check, Defence)
 ]

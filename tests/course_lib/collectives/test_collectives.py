@@ -5,13 +5,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import collectives
-from course_lib.collectives import (
-    all_to_all,
-    place_in,
-    reduce_scatter,
-    ring_all_reduce,
-    rotate,
-)
+from course_lib.collectives import all_to_all, place_in, reduce_scatter, ring_all_reduce, rotate
 from course_lib.ranks import RankError
 from course_lib.sharding import shard, shard_bounds
 from tests.helpers import collective_cases as cases

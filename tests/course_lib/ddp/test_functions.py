@@ -8,6 +8,8 @@ from torch import nn
 from course_lib.ddp.functions import data_parallel, hook_buckets, send_bucket
 from tests.helpers.ddp_scenarios import WORLDS
 
+pytestmark = pytest.mark.parametrize(("on", "k"), WORLDS)
+
 
 def drawn(k: int, batches: int):
     g = torch.Generator().manual_seed(k)
@@ -53,7 +55,6 @@ def one_bucket(rows):
     return [param.grad for param in params if param.grad is not None]
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_a_bucket_gets_the_mean(ranks_of, on, k):
     rows = drawn(k, 1)
     means = in_one_process(rows)
@@ -74,7 +75,6 @@ def two_steps(rows):
     return steps
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_hooked_buckets_in_two_steps_of_which_one_rank_skips_a_layer(ranks_of, on, k):
     rows = drawn(k, 1)
     first, second = zip(*ranks_of(on, k).run(two_steps, rows), strict=True)
@@ -97,7 +97,6 @@ def accumulated(rows):
     return [param.grad for param in model.parameters() if param.grad is not None]
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_data_parallel_sends_the_sums_of_three_micro_batches_once(ranks_of, on, k):
     rows, ranks = drawn(k, 3), ranks_of(on, k)
     expect_equal(ranks.run(accumulated, rows), in_one_process(rows))

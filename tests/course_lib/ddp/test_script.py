@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from course_lib.ddp import script
 from tests.helpers.ddp_scenarios import mlp
 
-WORLDS = (1, 2, 3, 4)
+pytestmark = pytest.mark.parametrize("k", (1, 2, 3, 4))
 ROWS = 13
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -37,7 +37,6 @@ def stepped(model: nn.Module, loss: Tensor, lr: float) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("k", WORLDS)
 def test_the_batches_are_those_of_pytorchs_sampler(ranks_of, k):
     for rank, batches in enumerate(ranks_of("simulated", k).run(script.own_batches, ROWS, 3, 2, 5)):
         sampler = DistributedSampler(range(ROWS), k, rank, seed=5)
@@ -45,7 +44,6 @@ def test_the_batches_are_those_of_pytorchs_sampler(ranks_of, k):
         assert batches == list(BatchSampler(sampler, 3, drop_last=False))
 
 
-@pytest.mark.parametrize("k", WORLDS)
 def test_training_equals_one_process(ranks_of, k):
     x, y = rows()
 
@@ -69,7 +67,6 @@ def test_training_equals_one_process(ranks_of, k):
 
 
 @pytest.mark.parametrize("count", (ROWS, 2))
-@pytest.mark.parametrize("k", WORLDS)
 def test_an_evaluation_counts_each_row_once(ranks_of, k, count):
     x, scores = rows(count=count)
     y = scores.argmax(1)
@@ -86,7 +83,6 @@ def test_an_evaluation_counts_each_row_once(ranks_of, k, count):
         assert training
 
 
-@pytest.mark.parametrize("k", WORLDS)
 def test_a_run_goes_on_with_the_state_that_it_saved(ranks_of, k):
     x, y = rows()
 
@@ -114,7 +110,6 @@ def test_a_run_goes_on_with_the_state_that_it_saved(ranks_of, k):
 
 
 @pytest.mark.parametrize("trained", (2, 6), ids=("small", "clipped"))
-@pytest.mark.parametrize("k", WORLDS)
 def test_a_mean_over_tokens_is_clipped_once(ranks_of, k, trained):
     def tokens_of(rank: int) -> list[tuple[Tensor, Tensor]]:
         pairs = []
@@ -148,7 +143,6 @@ def test_a_mean_over_tokens_is_clipped_once(ranks_of, k, trained):
         torch.testing.assert_close(gradients, [p.grad for p in alone.parameters()], **CLOSE)
 
 
-@pytest.mark.parametrize("k", WORLDS)
 def test_scripts_train_as_one_process(ranks_of, k):
     batches = [[rows(10 * rank + step, count=4) for step in range(3)] for rank in range(k)]
 

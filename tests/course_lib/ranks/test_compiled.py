@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from course_lib import ddp, fully_sharded
 from tests.helpers.carriers import ranks_on
 
+pytestmark = pytest.mark.parametrize("carrier", ["simulated", "cpu"])
 CELL = """
 import torch, torch.distributed as dist
 from torch import nn
@@ -40,7 +41,6 @@ def run():
 """
 
 
-@pytest.mark.parametrize("carrier", ["simulated", "cpu"])
 def test_a_cell_s_own_functions_classes_and_variables(carrier: str) -> None:
     """The compiled function of PyTorch, `nn.Sequential.forward`, is one for all simulated ranks."""
     for _ in range(2):
@@ -68,7 +68,6 @@ def plus_rank(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([y, z, gathered]) + len(dist.get_backend())
 
 
-@pytest.mark.parametrize("carrier", ["simulated", "cpu"])
 def test_collectives_in_a_function_of_a_module(carrier: str) -> None:
     def run(compiled: bool) -> torch.Tensor:
         function = torch.compile(plus_rank, backend="eager") if compiled else plus_rank
@@ -110,7 +109,6 @@ def losses(wrap) -> list[float]:
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("wrap", WRAPPERS)
-@pytest.mark.parametrize("carrier", ["simulated", "cpu"])
 def test_compiled_wrappers_train_as_one_process(carrier, wrap):
     ranks = ranks_on(carrier, 2)
     expected = ranks.run(losses, None)[0]

@@ -8,40 +8,31 @@ import torch
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Device, Network
 
-INSIDE = Network(1e-6, 100e9)
+NETWORK, INSIDE = Network(1e-3, 1e9), Network(1e-6, 100e9)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("values", "text"),
+    ("right", "values", "text"),
     [
-        ({"latency": -1.0}, "latency"),
-        ({"bandwidth": 5e-324}, "bandwidth is too small"),
-        ({"bandwidth": torch.tensor(1.0)}, "bandwidth must be above 0 bytes per second"),
-        ({"overhead": True}, "overhead must be 0 seconds"),
-        ({"eager_below": "8"}, "eager_below"),
-        ({"node_size": 4}, "inside"),
-        ({"node_size": 0, "inside": INSIDE}, "node_size"),
-        ({"topology": "ring", "node_size": 2, "inside": INSIDE}, "switch"),
-        ({"topology": "star"}, "topology"),
-        ({"all_reduce": "best"}, "all_reduce"),
+        (NETWORK, {"latency": -1.0}, "latency"),
+        (NETWORK, {"bandwidth": 5e-324}, "bandwidth is too small"),
+        (NETWORK, {"bandwidth": torch.tensor(1.0)}, "bandwidth must be above 0 bytes per second"),
+        (NETWORK, {"overhead": True}, "overhead must be 0 seconds"),
+        (NETWORK, {"eager_below": "8"}, "eager_below"),
+        (NETWORK, {"node_size": 4}, "inside"),
+        (NETWORK, {"node_size": 0, "inside": INSIDE}, "node_size"),
+        (NETWORK, {"topology": "ring", "node_size": 2, "inside": INSIDE}, "switch"),
+        (NETWORK, {"topology": "star"}, "topology"),
+        (NETWORK, {"all_reduce": "best"}, "all_reduce"),
+        (Device(), {"flops": "1e12"}, "flops"),
+        (Device(), {"memory_bandwidth": -1.0}, "memory_bandwidth"),
+        (Device(), {"slowdown": {1: 0.0}}, "slowdown"),
     ],
 )
-def test_refused(values: dict[str, object], text: str) -> None:
+def test_refused(right: Network | Device, values: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        dataclasses.replace(Network(1e-3, 1e9), **values)
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ({"flops": "1e12"}, "flops"),
-        ({"memory_bandwidth": -1.0}, "memory_bandwidth"),
-        ({"slowdown": {1: 0.0}}, "slowdown"),
-    ],
-)
-def test_refused_devices(values: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        Device(**values)
+        dataclasses.replace(right, **values)
 
 
 def test_an_overhead_occupies_ranks_and_not_what_they_share() -> None:
