@@ -25,7 +25,7 @@ def floats_of(name: str, check, case) -> list[torch.Tensor]:
 
 # Task → why its numbers have few bits.
 EXACT = {
-    **dict.fromkeys(("quantize", "encode_top_k", "with_feedback"), "its sums are exact"),
+    **dict.fromkeys(("quantize", "encode_top_k", "with_feedback", "frontier"), "sums are exact"),
     **dict.fromkeys(("spectral_gap", "choose_graph"), "its matrices are fractions"),
     **dict.fromkeys(("column_parallel", "row_parallel"), "its numbers are small integers"),
 }
