@@ -75,8 +75,9 @@ def test_an_assignment_keeps_to_the_rules(path) -> None:
     assert not (found := problems(path, ASSIGNMENT)), "\n".join(found)
 
 
-@pytest.mark.large
-@pytest.mark.parametrize("path", CORE, ids=name)
+@pytest.mark.parametrize(
+    "path", [CORE[0], *(pytest.param(path, marks=pytest.mark.large) for path in CORE[1:])], ids=name
+)
 def test_a_lecture_executes(path, tmp_path) -> None:
     assert not (found := executed_again(path, tmp_path)), "\n".join(found)
 
