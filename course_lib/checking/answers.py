@@ -58,7 +58,8 @@ def _expect_like(
     if isinstance(right, dict):
         if examples is not None and value.keys() != right.keys():
             raise Wrong(f"{name} has the keys {str(list(value))[:60]}, expected {list(right)}")
-        for key in right.keys() & value.keys():
+        # In the order of the right value, so that the same place is told each time.
+        for key in (key for key in right if key in value):
             _expect_like(value[key], right[key], owner, f"{place} {key}".strip(), examples)
     elif isinstance(right, list | tuple) and right:
         for i, item in enumerate(value[: len(right)] if examples is None else value):
