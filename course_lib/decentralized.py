@@ -318,7 +318,7 @@ class Gossip:
     ) -> None:
         self.rank, self.world_size = place_in(group)
         self.group = group
-        self.params = trained(optimizer)
+        self.optimizer = optimizer
         self.mixing = mixing
         self.steps = 0
         if isinstance(mixing, Tensor):
@@ -337,7 +337,7 @@ class Gossip:
             )
         matrix = self.mixing if isinstance(self.mixing, Tensor) else self.mixing(self.steps)
         matrix = check_mixing(matrix, self.world_size)
-        self._finish = start_mixing(flatten(self.params), matrix, self.group)
+        self._finish = start_mixing(flatten(trained(self.optimizer)), matrix, self.group)
 
     def finish(self) -> None:
         """Replace the weights by Σ_j W_ij w_j.
@@ -350,7 +350,7 @@ class Gossip:
                 "use `with gossip:`"
             )
         finish, self._finish = self._finish, None
-        unflatten(finish(), self.params)
+        unflatten(finish(), trained(self.optimizer))
         self.steps += 1
 
     def __enter__(self) -> "Gossip":

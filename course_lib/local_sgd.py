@@ -50,6 +50,7 @@ from torch.utils._pytree import tree_map_only
 
 from course_lib.collectives import Group, place_in
 from course_lib.compression import Compressor, compressed_all_reduce
+from course_lib.guard import rank_error
 from course_lib.sharding import shard_bounds
 
 
@@ -84,7 +85,6 @@ class LocalSGD:
         self.every = every
         self.group = group
         self.module = module
-        self.params = trained(optimizer)
         self.steps = 0
 
     def step(self) -> None:
@@ -97,7 +97,7 @@ class LocalSGD:
     @torch.no_grad()
     def average(self) -> None:
         """Replace the weights by their mean over the ranks. Call it at the end of training, too."""
-        average([*self.params, *statistics(self.module)], self.group)
+        average([*trained(self.optimizer), *statistics(self.module)], self.group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the optimizer's state and the number of steps, of this rank."""
@@ -130,7 +130,8 @@ class DiLoCo:
         group: None for all ranks.
         module: as for `LocalSGD`. Its buffers are averaged in every outer step, uncompressed.
 
-    Raises ValueError for arguments that do not fit, and on a rank outside `group`.
+    Raises ValueError for arguments that do not fit, and on a rank outside `group`. `step` raises
+    RuntimeError if a parameter group was added to the optimizer.
 
     """
 
@@ -180,6 +181,11 @@ class DiLoCo:
     @torch.no_grad()
     def step(self) -> None:
         """Take the inner optimizer's step, and the outer step of a fragment whose turn it is."""
+        if list(map(id, trained(self.optimizer))) != list(map(id, self.params)):
+            raise rank_error(
+                "the optimizer has other parameters than those whose common weights DiLoCo keeps",
+                "After add_param_group, make a new DiLoCo of this optimizer, on all ranks.",
+            )
         self.optimizer.step()
         self.steps += 1
         between = self.every // len(self._cuts)
@@ -337,8 +343,7 @@ class OneStepDelay:
         _, self.world_size = place_in(group)
         self.optimizer = optimizer
         self.group = group
-        self.params = trained(optimizer)
-        self._flight: tuple[Tensor, dist.Work | None] | None = None
+        self._flight: tuple[list[Tensor], Tensor, dist.Work | None] | None = None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -346,20 +351,22 @@ class OneStepDelay:
 
         The first call only sends.
         """
-        fresh = flatten(gradients_of(self.params)) / self.world_size
+        params = trained(self.optimizer)
+        fresh = flatten(gradients_of(params)) / self.world_size
         self.finish()
-        self._flight = fresh, dist.all_reduce(fresh, group=self.group, async_op=True)
+        self._flight = params, fresh, dist.all_reduce(fresh, group=self.group, async_op=True)
 
     @torch.no_grad()
     def finish(self) -> None:
         """Apply the gradients that are still on their way. Call it at the end of training, too."""
         if self._flight is None:
             return
-        mean, work = self._flight
+        params, mean, work = self._flight
         self._flight = None
         if work is not None:
             work.wait()
-        give_gradients(self.params, mean)
+        self.optimizer.zero_grad()  # a group that was added since has no mean yet
+        give_gradients(params, mean)
         self.optimizer.step()
 
 

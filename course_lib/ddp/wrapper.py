@@ -83,7 +83,8 @@ class DistributedDataParallel(nn.Module):
 
     All ranks must construct the wrapper, with modules of the same structure. Parameters and buffers
     are broadcast from the group's first rank. Gradients are views into flat buckets: clear them
-    with `zero_grad()`, and do not keep them beyond the next backward. Keep a reference to the
+    with `zero_grad()`, and do not keep them beyond the next backward. Gradients of
+    `torch.autograd.grad` are this rank's own, as it calls no hooks. Keep a reference to the
     wrapper: when it is deleted, its module is an ordinary module again, and nothing is
     synchronised. Other argument names of PyTorch, such as `process_group`, are accepted or refused:
     see `ACCEPTED` and `REFUSED`.

@@ -48,9 +48,10 @@ class FullyShardedDataParallel(nn.Module):
     All ranks must construct it, with modules of the same structure; it uses the first rank's
     weights. `parameters()` are this rank's pieces, vectors that may be empty, under the names of
     the whole parameters. Make an optimizer for them *after* wrapping; it must treat each element by
-    itself. All ranks must run the same layers in the same order. A rank has a piece of each
-    gradient: clip with `clip_grad_norm_` of the wrapper. PyTorch's function raises an error, and a
-    `GradScaler` works as usual (see `parts`).
+    itself. All ranks must run the same layers in the same order. Only `backward()` computes the
+    gradients of pieces: `torch.autograd.grad` and `backward(inputs=…)` do not find them. A rank has
+    a piece of each gradient: clip with `clip_grad_norm_` of the wrapper. PyTorch's function raises
+    an error, and a `GradScaler` works as usual (see `parts`).
 
     Parameters may be frozen and unfrozen, and get new values in any way. A hook that is set on a
     parameter before wrapping gets this rank's gradient of the whole parameter. One that is set
@@ -199,6 +200,7 @@ class FullyShardedDataParallel(nn.Module):
         if not self._end.requested:
             self._forget_backward()
             self._end.ask()
+            self._again = torch.is_grad_enabled()  # create_graph=True: another backward will come
         place = self._order.index(unit)
         unit.start_gathering()
         self._fetch(place - 1)
@@ -212,7 +214,8 @@ class FullyShardedDataParallel(nn.Module):
 
     def _end_backward(self) -> None:
         for unit in self._units:
-            unit.free()
+            if not self._again:
+                unit.free()
         for unit in self._units:
             unit.finish()
 

@@ -160,11 +160,21 @@ class ShardedGradients:
     def finish(self, late: Sequence[int]) -> None:
         """Take part in the reductions with zeros if no backward reached a parameter here.
 
-        `late` are parameters that got hooks only after the last backward.
+        `late` are parameters that got hooks only after the last backward. Raises RuntimeError if
+        another gradient did not come from backward: it was not averaged.
         """
-        for index in late:
-            if self._params[index].grad is not None:
+        for index, param in enumerate(self._params):
+            if param.grad is None or isinstance(param.grad, GradientElsewhere):
+                continue
+            if index in late:
                 self._on_gradient(index)
+            elif param.requires_grad:
+                raise rank_error(
+                    f"{self._names[index]} has a gradient that backward() did not compute, so it "
+                    "would not be used",
+                    'To set gradients yourself, for example by torch.autograd.grad, use gradients="'
+                    'local".',
+                )
         if late or not self._heard:
             self._finish_backward()
 

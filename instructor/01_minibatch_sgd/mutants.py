@@ -194,6 +194,7 @@ learning_rate__by_formula_edited = edits_of(
     Mutant("cosine_of_all_rows", "only the rows after the warm-up", " - warmup_rows", ""),
     Mutant("divides_by_the_warm_up", "Division", "if row < w", "if 1 / warmup_rows and row < w"),
     Mutant("rises_again", "an epoch after the last row", "row < total", "warmup_rows < total"),
+    Mutant("ends_too_late", "ends within the last batch", "if row < total", "if rows_seen < total"),
     Mutant(
         "counts_the_calls",
         "rate in step",

@@ -148,9 +148,11 @@ def test_a_matrix_that_does_not_mix_is_refused(matrix, message):
 def in_a_group() -> Tensor:
     group = dist.new_group([1, 3])
     param = torch.nn.Parameter(torch.tensor([float(dist.get_rank())], dtype=torch.float64))
-    optimizer = torch.optim.SGD([param], LR)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], LR)
     if dist.get_rank() in (1, 3):
-        with Gossip(optimizer, ring_mixing(2), group):
+        gossip = Gossip(optimizer, ring_mixing(2), group)
+        optimizer.add_param_group({"params": [param]})  # one that joins later is mixed, too
+        with gossip:
             pass
     else:
         with pytest.raises(ValueError, match="not a member"):

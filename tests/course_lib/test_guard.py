@@ -255,6 +255,33 @@ def _(run: Run) -> None:
     handle.remove()
 
 
+@situation("a penalty of gradients")
+def _(run: Run) -> None:
+    run.optimizer.zero_grad()
+    run.x.requires_grad_()
+    loss = run.loss()
+    (slope,) = torch.autograd.grad(loss, run.x, create_graph=True)
+    rows = len(run.x) / (dist.get_world_size() if run.wrapper else 1)
+    (loss + rows * slope.square().sum()).backward()
+    if run.wrapper == "averaged":
+        sync_flat(run.model.parameters())
+    run.optimizer.step()
+
+
+@situation(
+    "gradients set by hand",
+    {"sharded": r"rank .* that backward\(\) did not compute", "fsdp": "not have been used"},
+)
+def _(run: Run) -> None:
+    run.optimizer.zero_grad()
+    params = [param for param in run.model.parameters() if param.requires_grad]
+    for param, gradient in zip(params, torch.autograd.grad(run.loss(), params), strict=True):
+        param.grad = gradient
+    if run.wrapper in ("averaged", "ddp"):
+        sync_flat(run.model.parameters())
+    run.optimizer.step()
+
+
 def train(wrapper: str | None, name: str):
     run, (change, before, _) = Run(wrapper), SITUATIONS[name]
     if before:

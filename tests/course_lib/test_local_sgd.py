@@ -361,3 +361,34 @@ def test_diloco_drops_the_round_in_which_a_rank_overflows(ranks_of, options, ove
 def test_arguments_that_do_not_fit_are_refused(ranks_of, method, options, message):
     with pytest.raises(RankError, match=f"(?s)ValueError.*{message}"):
         ranks_of("simulated", 2).run(train, method, **options)
+
+
+def unfrozen_later(method: type, *options):
+    """Return this rank's weights if a second layer joins the optimizer between two steps."""
+    first, second = mlp(), mlp()
+    optimizer = SGD(first.parameters(), LR)
+    stepper = method(optimizer, *options)
+    for number, (x, y) in enumerate(own_shards(steps=4)):
+        if number == 2:
+            optimizer.add_param_group({"params": second.parameters()})
+        optimizer.zero_grad()
+        mse_loss(first(x) + second(x), y).backward()
+        stepper.step()
+    if isinstance(stepper, OneStepDelay):
+        stepper.finish()
+    start = flatten(list(mlp().parameters()))
+    return [flatten(list(net.parameters())) - start for net in (first, second)]
+
+
+@pytest.mark.parametrize("method", [(LocalSGD, 1), (OneStepDelay,)], ids=named)
+def test_a_group_that_is_added_later_is_averaged_too(ranks_of, method):
+    one, *others = ranks_of("simulated", 3).run(unfrozen_later, *method)
+    alone = ranks_of("simulated", 1).run(unfrozen_later, *method)[0]
+    for moved in others:
+        torch.testing.assert_close(moved, one, rtol=0, atol=0)
+    torch.testing.assert_close(one, alone)  # the mean of equal shards' gradients is the batch's
+
+
+def test_diloco_refuses_a_group_that_is_added_later(ranks_of):
+    with pytest.raises(RankError, match=r"rank \d: the optimizer has other parameters"):
+        ranks_of("simulated", 2).run(unfrozen_later, DiLoCo, 1)
