@@ -70,7 +70,6 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[dict[str, Any], list[str
             stuck = next((step for step in steps if not results.add(step, shell)), None)
         if stuck is None:
             return results.checks, results.notes
-        results.note(f"cell {stuck.number} could not be interrupted, so it was left out")
         steps = [s for s in steps if s is not stuck and s.check not in results.checks]
 
 
@@ -98,16 +97,17 @@ class _Results:
             print(flush=True)
             return True
         self._left[step.kind] -= outcome["seconds"]
-        if outcome.get("is_stuck"):
-            return False
-        failure = f"cell {step.number} failed: {error}"
-        if error:
+        is_stuck = outcome.get("is_stuck", False)
+        failure = f"cell {step.number} failed: {error}" if error else ""
+        if is_stuck:
+            failure = f"cell {step.number} could not be interrupted, so it was left out"
+        if failure:
             self._failures.append((step.source, failure))
-        if outcome["seconds"] >= limit:
+        if outcome["seconds"] >= limit and not is_stuck:
             self.note(_late(step, outcome["seconds"]))
-        elif error:
+        elif failure:
             self.note(failure)
-        return True
+        return not is_stuck
 
     def _explained(self, outcome: dict[str, Any]) -> str:
         """Return the error of a cell; of a missing name, why the first cell with it failed."""

@@ -110,6 +110,9 @@ def test_check_counts_the_points_and_notes_them(course, mine, capfd, monkeypatch
     assert "  rank     3 of 3" in said
     assert "  Note: cell 4 could not be interrupted, so it was left out.\n" in said
     assert said.count("Note: ") == 1
+    write(mine, assignment(f"import time\n{NEVER}\n{RIGHT}"))
+    assert main(["check", NAME]) == 1
+    assert "there is no rank, because cell 2 could not be interrupted" in outcome(capfd)
     write(mine, assignment(RIGHT.replace("get_rank()", "get_rank() + no_such_name")))
     assert main(["check", NAME]) == 1
     assert "0 of 3   Rank 0 raised NameError" in outcome(capfd).replace("Ranks 0, 1", "Rank 0")
