@@ -274,6 +274,9 @@ def _start_tracker() -> None:
     sys.warnoptions.append("ignore")
     with suppress(OSError):  # if no more processes are allowed, ranks start their own tracker
         resource_tracker.ensure_running()
+    # In newer Pythons a forked process leaves its parent's tracker (gh-146313), but for this.
+    if intent := getattr(resource_tracker, "_fork_intent", None):
+        intent.preserve_fd = True
     sys.warnoptions.pop()
 
 
