@@ -10,14 +10,14 @@ class CommandFailed(RuntimeError):
 class SandboxUnavailable(CommandFailed):
     """Student code cannot be run safely here; the message says why and what to do."""
 
-    advice = ""
-
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, advice: str = "") -> None:
         self.reason = reason.strip()
-        super().__init__(f"{self.reason}\n{self.advice}".rstrip())
+        super().__init__(f"{self.reason}\n{advice}".rstrip())
 
 
 class BubblewrapUnavailable(SandboxUnavailable):
     """No bubblewrap works here; the message also says how to get a sandbox."""
 
-    advice = Path(__file__).with_name("no_sandbox.txt").read_text(encoding="utf-8")
+    def __init__(self, reason: str) -> None:
+        advice = Path(__file__).with_name("no_sandbox.txt").read_text(encoding="utf-8")
+        super().__init__(reason, advice)
