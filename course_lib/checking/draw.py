@@ -162,9 +162,8 @@ class Draw(InGroups):
         """
         unusual = {}
         for kind in dict.fromkeys(self.one_of(*kinds) for _ in range(3)):
-            of_a_rank = "{}" in kind
-            rank = self.rank(kind, one_in=1) if of_a_rank else self.maybe(kind, 0, -1, one_in=1)
-            if rank >= 0:
+            rank = self.one_of(*self.ranks) if "{}" in kind else 0
+            if self._happens(kind, kind.format(rank), one_in=1):
                 unusual[kind] = rank
         return unusual
 
