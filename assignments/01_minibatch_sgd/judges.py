@@ -72,7 +72,7 @@ def without_replacement(case: Case, inputs: Any, expected: Any, values: Sequence
     call = _call(rank_inputs)
     first, *later_epochs = values[0][FIRST]
     _judge_epoch(rank_inputs, first)
-    # Of few epochs, all may be equal by chance.
+    # A few epochs may all be equal by chance.
     alike = all(_same(first, epoch) for epoch in later_epochs)
     if len(first) > 1 and _kinds(rank_inputs) > 200 and alike:
         hint = "Shuffle anew in every epoch: the next draw from the generator is a different order."

@@ -27,7 +27,7 @@ _AGAIN = re.compile(
     r"^(?:copy of |kopie von )|(?:[-_ ]*(?:\(\d+\)|\d+|copy|kopie|final|new)(?: ?\d+)?)+$",
     re.IGNORECASE,
 )
-"""What browsers, systems and people add to a file's name if that name exists already."""
+"""The additions of browsers, systems and people to a file's name that exists already."""
 _COPY = re.compile(r"cop(?:y|ie)|kopie", re.IGNORECASE)
 _MOST_UNPACKED = 2 * repair.MAX_FILES
 """Largest number of files of a student's zip that are looked at; notebooks come first."""

@@ -160,10 +160,10 @@ def as_booked(folders: Folders, assignment: str, standing: Standing) -> dict[str
 def verdict_on(folders: Folders, path: Path, settings: Settings) -> Verdict | None:
     """Return the verdict on exactly this code, by these checks; None if there is none."""
     try:
-        kept = blank_verdict(rebuilt(folders, path), folders, path, settings).kept_in(folders)
+        file = blank_verdict(rebuilt(folders, path), folders, path, settings).kept_in(folders)
         # Over a network, only a listing is sure to show what another machine has just written.
-        if {kept.name, kept.with_suffix(".ipynb").name} <= set(os.listdir(kept.parent)):
-            return Verdict.read(kept)
+        if {file.name, file.with_suffix(".ipynb").name} <= set(os.listdir(file.parent)):
+            return Verdict.read(file)
     except Exception:  # the notebook is damaged and not vetted yet, or the file is no verdict
         return None
     return None

@@ -41,7 +41,7 @@ MACHINE, AUTHOR = "the machine failed", "the check is broken"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one submitted notebook, or of the self-test.
+    """The outcome of one submitted notebook, or of the self-test.
 
     Attributes:
         path: the submitted notebook; empty for the self-test.

@@ -51,7 +51,7 @@ def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
 def fields_of(path: str | Path) -> dict[str, list[str]]:
     """Return the lines of one of the kernel's files: first word, without its colon → the others."""
     lines = map(str.split, Path(path).read_text(errors="replace").splitlines())
-    return {first.rstrip(":"): words for first, *words in filter(None, lines)}
+    return {name.rstrip(":"): values for name, *values in filter(None, lines)}
 
 
 def is_first(pid: int) -> bool:

@@ -169,10 +169,10 @@ def _rule(number: int, answer: int, *conditions: _If) -> list[bytes]:
             _instruction(
                 _EQUAL,
                 value,
-                yes=others + (0 if is_one else over),
-                no=over if is_one and not others else 0,
+                yes=following + (0 if is_one else over),
+                no=over if is_one and not following else 0,
             )
-            for others, value in zip(reversed(range(len(values))), values, strict=True)
+            for following, value in zip(reversed(range(len(values))), values, strict=True)
         ]
         code = [_instruction(_LOAD, at), _instruction(_AND, mask), *comparisons, *code]
     return [_instruction(_EQUAL, number, no=len(code)), *code]

@@ -1,4 +1,4 @@
-"""What a rank returned: compared with the form of the right value, then with the value itself."""
+"""Compare what a rank returned with the form of the right value, then with the value itself."""
 
 from __future__ import annotations
 
@@ -263,8 +263,8 @@ def expect_equal(
         try:
             _expect_leaf(values[place], right_leaf, name, *tolerances[place])
         except Wrong as finding:
-            known = _known_mistakes(values, expected, place, lookalikes, tolerances)
-            finding.mistakes = {**known, **finding.mistakes}
+            mistakes = _known_mistakes(values, expected, place, lookalikes, tolerances)
+            finding.mistakes = {**mistakes, **finding.mistakes}
             raise finding from None
     if extra := values.keys() - expected.keys():
         raise Wrong(f"{owner}: {min(extra)} was not asked for")
@@ -314,7 +314,7 @@ def _known_mistakes(
         for mistake, mistaken in mistakes:
             if all(test(place, mistaken[place]) for place in apart if place in mistaken):
                 hints.setdefault(mistake, f"{begin} equals {mistake.rstrip()}.")
-    # What follows a wrong number is wrong, too: a later step, for example.
+    # After a wrong number, others are wrong too: those of a later step, for example.
     for mistake, mistaken in mistakes:
         begin = "The first value that is wrong"
         if _has_fractions(mistaken[first]) and equals(first, mistaken[first]):

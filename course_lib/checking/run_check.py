@@ -309,12 +309,11 @@ def _judge(check: Check, case: Case, observed: Observed) -> dict[str, Wrong]:
 def _judge_values(check: Check, case: Case, observed: Observed) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # oracles are small: more threads would only wait for each other
-    form = (
-        "the answer has a form that this check does not expect",
-        "Compare the types and shapes that your function returns with those of the task.",
-    )
     try:
-        with _kept_for_the_author(*form):
+        with _kept_for_the_author(
+            "the answer has a form that this check does not expect",
+            "Compare the types and shapes that your function returns with those of the task.",
+        ):
             check.judge(case, observed.inputs, observed.outputs)
     except Wrong as finding:
         if case.after is None:  # else the trace has another call, too
