@@ -13,8 +13,6 @@ from tests.helpers import solutions
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 
 ASSIGNMENTS = assignments(SOURCES)
-# For the others there is one test, `test_its_files_can_be_read`.
-READABLE = solutions.readable()
 
 pytestmark = needs_sources
 
@@ -60,7 +58,7 @@ FAILING = [
     pytest.param(
         *(folder, mutant, place), id=f"{folder.name}-{mutant.task}__{mutant.mistake}-{place}"
     )
-    for folder in READABLE
+    for folder in ASSIGNMENTS
     for mutant in solutions.mutants_in(folder)
     for place in PLACES
     if place in mutant.where
@@ -70,11 +68,6 @@ FAILING = [
 def test_there_are_assignments_and_each_is_released() -> None:
     assert ASSIGNMENTS
     assert [folder.name for folder in assignments(RELEASED)] == [f.name for f in ASSIGNMENTS]
-
-
-@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
-def test_its_files_can_be_read(folder) -> None:
-    assert (trouble := solutions.trouble_in(folder)) == "", trouble
 
 
 @pytest.mark.every_case
@@ -125,7 +118,7 @@ def test_mutant(folder, mutant, on) -> None:
     assert is_found(report), f"nowhere does it say ‘{reason}’: {told(report)}"
 
 
-@pytest.mark.parametrize("folder", READABLE, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
 def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folder) -> None:
     checks, mutants = solutions.checks_of(folder), solutions.mutants_in(folder)
     graded = {
@@ -152,7 +145,7 @@ def test_a_reference_cannot_be_imported_while_it_is_graded(folder, task: str) ->
     )
 
 
-@pytest.mark.parametrize("folder", READABLE, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
 def test_no_hidden_case_is_a_public_one(folder) -> None:
     for task, check in solutions.checks_of(folder).items():
         public = [(case.world_size, case.parameters) for case in check.cases]

@@ -16,7 +16,7 @@ from autograder.passes.examine import masked_from
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking.mutants import Solution, says
 from tests.helpers import solutions
-from tests.helpers.course_folders import needs_sources
+from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 
 pytestmark = needs_sources
 
@@ -36,7 +36,7 @@ CASES = [
         id=f"{folder.name}-{mutant.task}__{mutant.mistake}",
         marks=() if folder.name.startswith("01") else pytest.mark.large,
     )
-    for folder in solutions.readable()
+    for folder in assignments(SOURCES)
     for mutant in chosen(folder)
 ]
 

@@ -12,14 +12,14 @@ from course_lib.checking.defence import SETS, Defence, defend
 from course_lib.checking.local import LocalRunner
 from course_lib.ranks import Trace
 from course_lib.ranks.trace.event import Event
-from tests.helpers.course_folders import needs_sources
-from tests.helpers.solutions import checks_of, mutants_in, readable, solution_of
+from tests.helpers.course_folders import SOURCES, assignments, needs_sources
+from tests.helpers.solutions import checks_of, mutants_in, solution_of
 
 pytestmark = needs_sources
 
 DEFENCES = [
     (folder, check)
-    for folder in readable()
+    for folder in assignments(SOURCES)
     for check in checks_of(folder).values()
     if isinstance(check, Defence)
 ]
