@@ -1,7 +1,4 @@
-"""PyTorch's own tests of DDP, with our class in place of PyTorch's, on plain gloo.
-
-`python -m tests.helpers.pytorch_ddp_tests` runs all of them and says why one fails.
-"""
+"""PyTorch's own tests of DDP, with our class in place of PyTorch's, on plain gloo."""
 
 import re
 
