@@ -1,7 +1,7 @@
 """Forty mistakes that students make on four ranks, and the error that each must raise.
 
 They are the same on every kind of ranks: `error` is the class of the exception, `words` are words
-of the cause that its report must name. `differs` notes a kind of ranks that does not report it.
+of the cause that its report must name.
 """
 
 import sys
@@ -28,17 +28,16 @@ class Bug:
     what: str
     error: type[Exception]
     words: tuple[str, ...]
-    differs: str = ""
 
 
 BUGS: list[Bug] = []
 
 
-def bug(what, error, *words, differs=""):
+def bug(what, error, *words):
     """Put a program into the list."""
 
     def add(fn: Callable[[], Any]) -> Callable[[], Any]:
-        BUGS.append(Bug(fn, what, error, words, differs))
+        BUGS.append(Bug(fn, what, error, words))
         return fn
 
     return add
