@@ -28,6 +28,12 @@ ENVIRONMENT = {
 }
 
 
+def write_programs(folder, programs: dict[str, str]) -> None:
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+
 @pytest.fixture
 def checkout(tmp_path):
     """Return a folder with the Makefile, and a Python and a pip for it."""
@@ -35,32 +41,28 @@ def checkout(tmp_path):
     folder.mkdir()
     shutil.copy(ROOT / "Makefile", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    scripts = {"python": PYTHON, "hanging-pip": HANGING_PIP}
-    for name, text in scripts.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
+    write_programs(folder, {"python": PYTHON, "hanging-pip": HANGING_PIP})
     return folder
 
 
-def make(checkout, **variables: str) -> str:
+def command(**variables: str) -> list[str]:
+    settings = {"PYTHON": "./python", "PIP": "true"} | variables
+    return ["make", ".venv/ready", *(f"{name}={value}" for name, value in settings.items())]
+
+
+def make(checkout, **variables: str) -> subprocess.CompletedProcess[str]:
     """Build .venv and return what make said."""
-    settings = {"PYTHON": "./python", "PIP": "true", **variables}
-    done = subprocess.run(
-        ["make", ".venv/ready", *(f"{name}={value}" for name, value in settings.items())],
-        cwd=checkout,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
+    options = {"cwd": checkout, "env": ENVIRONMENT, "capture_output": True, "text": True}
+    done = subprocess.run(command(**variables), **options)
     assert done.returncode == 0, done.stderr
     assert (checkout / ".venv/ready").is_file()
-    return done.stdout
+    return done
 
 
 def interrupted_make(checkout, how: signal.Signals) -> None:
     """Build .venv, and end make and all it started while pip is at work."""
     process = subprocess.Popen(
-        ["make", ".venv/ready", "PYTHON=./python", "PIP=./hanging-pip"],
+        command(PIP="./hanging-pip"),
         cwd=checkout,
         env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
@@ -78,14 +80,11 @@ def interrupted_make(checkout, how: signal.Signals) -> None:
     assert not (checkout / ".venv/ready").exists()
 
 
-INTERRUPTIONS = pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-
-
-@INTERRUPTIONS
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_venv_of_ours_is_built_anew(checkout, how: signal.Signals) -> None:
     interrupted_make(checkout, how)
     (checkout / ".venv/half-installed").touch()
-    assert "removing an incomplete" in make(checkout)
+    assert "removing an incomplete" in make(checkout).stdout
     assert not (checkout / ".venv/half-installed").exists()
 
 
@@ -93,12 +92,12 @@ def test_an_outdated_venv_is_removed_if_it_is_ours(checkout) -> None:
     make(checkout)
     ours = checkout / ".venv/installed"
     ours.touch()
-    assert "up to date" in make(checkout)
+    assert "up to date" in make(checkout).stdout
     (checkout / "pyproject.toml").touch()
     os.utime(checkout / ".venv/ready", (0, 0))
-    assert "updating .venv" in make(checkout)
+    assert "updating .venv" in make(checkout).stdout
     assert ours.exists()
-    assert "removing an incomplete or outdated" in make(checkout, TORCH="torch==2.14.*")
+    assert "removing an incomplete or outdated" in make(checkout, TORCH="torch==2.14.*").stdout
     assert not ours.exists()
 
 
@@ -107,12 +106,8 @@ def test_an_outdated_venv_is_removed_if_it_is_ours(checkout) -> None:
     [("Linux", False, "--extra-index-url"), ("Linux", True, ""), ("Darwin", False, "")],
 )
 def test_the_index_of_cpu_wheels_is_for_linux_without_a_gpu(system, gpu, index, checkout):
-    scripts = {"uname": f"#!/bin/sh\necho {system}\n"} | (
-        {"nvidia-smi": "#!/bin/sh\n"} if gpu else {}
-    )
-    for name, text in scripts.items():
-        (checkout / name).write_text(text)
-        (checkout / name).chmod(0o755)
+    write_programs(checkout, {"uname": f"#!/bin/sh\necho {system}\n"})
+    write_programs(checkout, {"nvidia-smi": "#!/bin/sh\n"} if gpu else {})
     done = subprocess.run(
         [shutil.which("make") or "make", "--eval", "index:;@echo '$(INDEX)'", "index"],
         cwd=checkout,
@@ -131,13 +126,7 @@ def test_the_cuda_wheel_does_not_come_in_silence(checkout) -> None:
     metadata.write_text("Requires-Dist: filelock\n")
 
     def said(index: str) -> str:
-        return subprocess.run(
-            ["make", ".venv/ready", "PYTHON=./python", "PIP=true", f"INDEX={index}", "TORCH=torch"],
-            cwd=checkout,
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-        ).stderr
+        return make(checkout, INDEX=index, TORCH="torch").stderr
 
     assert said("--extra-index-url x") == ""
     (checkout / ".venv/ready").unlink()
