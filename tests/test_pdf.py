@@ -15,24 +15,17 @@ SITE = ROOT / "docs" / "site"
 LECTURE = "lectures/00_start_here.ipynb"
 
 
-@pytest.fixture(scope="module")
-def load():
-    """Return a function that imports a module of the site's, as its programs do."""
+def test_the_page_has_still_figures_and_unfolded_answers(monkeypatch, tmp_path) -> None:
     pytest.importorskip("myst_nb", reason="pip install -e '.[site]' brings it")
-    sys.path.insert(0, str(SITE))
-    yield importlib.import_module
-    sys.path.remove(str(SITE))
-
-
-def test_the_page_has_still_figures_and_unfolded_answers(load, tmp_path) -> None:
-    page = load("pdf").write_page(tmp_path, LECTURE).read_text(encoding="utf-8")
+    monkeypatch.syspath_prepend(SITE)
+    page = importlib.import_module("pdf").write_page(tmp_path, LECTURE).read_text(encoding="utf-8")
     assert "<script" not in page
     assert page.count("<details open") == page.count("<details") > 0
     assert "Show the answer" not in page and "Show the code" not in page
     assert 'href="#document-lectures/00_start_here"' in page  # the contents
     text = re.sub("<[^>]+>", "", page)
     assert "import torch" not in text and "ranks.run(add_up)" in text
-    assert not load("build")._Page(tmp_path / "course.html").fetched
+    assert not importlib.import_module("build")._Page(tmp_path / "course.html").fetched
 
 
 @needs_browser
