@@ -281,34 +281,27 @@ def one_raises() -> None:
     dist.all_reduce(torch.ones(3))
 
 
-class Fails(nn.Module):
-    """A model in which one rank fails, in forward or in backward."""
+def raises(where: str) -> Callable[..., None]:
+    def hook(*_: object) -> None:
+        raise ValueError(where)
 
-    def __init__(self, backward: bool) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.backward = backward
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.layer(x)
-        if dist.get_rank() == 1 and not self.backward:
-            raise ValueError("in forward")
-        if dist.get_rank() == 1:
-            y.register_hook(self._fail)
-        return y
-
-    def _fail(self, gradient: torch.Tensor) -> None:
-        raise ValueError("in backward")
+    return hook
 
 
 @bug("an exception in forward, under DDP", RankError, "Rank 1 raised ValueError: in forward")
 def fails_in_forward() -> None:
-    DDP(Fails(backward=False))(torch.ones(2, 4)).sum().backward()
+    layer = nn.Linear(4, 4)
+    if dist.get_rank() == 1:
+        layer.register_forward_hook(raises("in forward"))
+    DDP(layer)(torch.ones(2, 4)).sum().backward()
 
 
 @bug("an exception in backward, under DDP", RankError, "Rank 1 raised ValueError: in backward")
 def fails_in_backward() -> None:
-    DDP(Fails(backward=True))(torch.ones(2, 4)).sum().backward()
+    y = DDP(nn.Linear(4, 4))(torch.ones(2, 4))
+    if dist.get_rank() == 1:
+        y.register_hook(raises("in backward"))
+    y.sum().backward()
 
 
 @bug("one rank has a batch less, under DDP", DeadlockError, "all_reduce", "rank 3", "ended")
@@ -323,21 +316,11 @@ def models_differ() -> None:
     DDP(nn.Linear(4, 4 + (dist.get_rank() == 2)))
 
 
-class UsesHalf(nn.Module):
-    """A model with a layer that forward does not use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.used(x)
-        return y
-
-
 @bug("a parameter without gradient, under DDP", RankError, "RuntimeError", "finished reduction")
 def unused_parameter() -> None:
-    model = DDP(UsesHalf())
+    layer = nn.Linear(4, 4)
+    layer.unused = nn.Linear(4, 4)
+    model = DDP(layer)
     for _ in range(2):
         model(torch.ones(2, 4)).sum().backward()
 
