@@ -99,9 +99,19 @@ def test_without_shares_a_task_is_all_or_nothing() -> None:
     assert run(by_gathering, sum_task(worth=None)).fraction == 0
 
 
+def total__unwritten(x: torch.Tensor, group=None) -> torch.Tensor:
+    raise NotImplementedError
+
+
+def not_for_groups(x: torch.Tensor, group=None) -> torch.Tensor:
+    raise NotImplementedError("not for groups")
+
+
 @pytest.mark.parametrize(
     ("function", "form", "message"),
     [
+        (passes(total__unwritten).function, PLAIN, "not written yet: NotImplementedError (<total"),
+        (not_for_groups, PLAIN, "raised NotImplementedError: not for groups"),
         (lambda x, group=None: total(x, group) / dist.get_world_size(group), PLAIN, "the mean"),
         (lambda x, group=None: x.clone(), PLAIN, "equals the result of this rank alone"),
         (lambda x, group=None: total(x), IN_GROUPS, "equals the result over all ranks, not over"),

@@ -9,8 +9,6 @@ from course_lib.checking import NETWORK, Case, Check, Form, Observed, Wrong, run
 from course_lib.checking.run_check import agreed
 from course_lib.limits import MAX_EMPTY
 from course_lib.ranks import Event, Trace
-from course_lib.ranks.explain.errors import RankState
-from course_lib.ranks.explain.failure import Failure, rank_error
 from course_lib.ranks.trace.event import computation
 
 
@@ -57,25 +55,6 @@ def test_a_judge_that_has_no_memory_blames_nobody() -> None:
     check = Check("f", len, lambda *_: [1], judge, (Case("a", 1),))
     with pytest.raises(MemoryError):
         run_check("t/f", check, lambda *_: Observed([1]), seed="")
-
-
-@pytest.mark.parametrize(
-    ("message", "line", "reason"),
-    [
-        ("", "Cell In[3], line 8", "not written yet: NotImplementedError (Cell In[3], line 8)"),
-        ("not for groups", "", "Ranks 0, 1 raised NotImplementedError: not for groups"),
-    ],
-)
-def test_a_function_that_is_not_written_is_told_in_a_line(message, line, reason):
-    def run(*_: object) -> Observed:
-        failure = Failure("NotImplementedError", message, line, "Traceback …", False, None)
-        states = [RankState(rank, "") for rank in (0, 1)]
-        raise rank_error({0: failure, 1: failure}, 0, states, None)
-
-    check = Check("f", len, lambda case, generator: [[]], lambda *_: None, (Case("a", 1),))
-    report = run_check("t/f", check, run, seed="")
-    assert report.reason == reason
-    assert ("Traceback" in str(report)) == bool(message)
 
 
 def looks(otherwise: str = "", **mistakes: str) -> Wrong:
