@@ -177,14 +177,7 @@ def test_of_hidden_cases_the_order_says_nothing_about_them() -> None:
             result("late", "not run: 2 cases before it took long", ran=False),
         ),
     )
-    assert str(report).splitlines() == [
-        "t/f: 0 of 4 cases passed",
-        "  ✗ seen",
-        "      rank 0: wrong",
-        "      all about seen",
-        "  ✗ hidden case 2",
-        "      It is wrong.",
-        "      The same in 1 other case: hidden case 3",
-        "  ✗ late",
-        "      not run: 2 cases before it took long",
-    ]
+    cases = [line for line in str(report).splitlines() if line.startswith("  ✗")]
+    assert cases == ["  ✗ seen", "  ✗ hidden case 2", "  ✗ late"]
+    assert "The same in 1 other case: hidden case 3" in str(report)
+    assert "secret" not in str(report)
