@@ -134,24 +134,18 @@ def test_a_collective_hands_over_and_leaves_behind_what_its_tensors_hold(kind: s
     """Counted at the call: the tensors that a rank gives, and those that it is left with."""
 
     def call() -> tuple[int, int]:
-        x, tensors = torch.ones(5), [torch.ones(5) for _ in range(k)]
-        root = dist.get_rank() == 0
-        if kind == "all_gather":
-            dist.all_gather(tensors, x)
-            return 20, 20 * k
-        if kind == "gather":
-            dist.gather(x, tensors if root else None)
-            return 20, 20 * k if root else 0
-        if kind == "scatter":
-            dist.scatter(x, tensors if root else None)
-            return 20 * k if root else 0, 20
-        if kind == "reduce_scatter":
-            dist.reduce_scatter(x, tensors)
-            return 20 * k, 20
-        dist.broadcast(x, 0)
-        return (20, 0) if root else (0, 20)
+        x, tensors, root = torch.ones(5), [torch.ones(5)] * k, dist.get_rank() == 0
+        arguments, handed_over, left = {
+            "all_gather": ((tensors, x), 20, 20 * k),
+            "gather": ((x, tensors if root else None), 20, 20 * k * root),
+            "scatter": ((x, tensors if root else None), 20 * k * root, 20),
+            "reduce_scatter": ((x, tensors), 20 * k, 20),
+            "broadcast": ((x, 0), 20 * root, 20 * (not root)),
+        }[kind]
+        getattr(dist, kind)(*arguments)
+        return handed_over, left
 
     with Ranks(k, on="simulated") as ranks:
-        for rank, (handed_over, left) in enumerate(ranks.run(call)):
+        for rank, expected in enumerate(ranks.run(call)):
             events = operations(ranks.trace, rank)
-            assert (sum(map(sent, events)), sum(map(received, events))) == (handed_over, left)
+            assert (sum(map(sent, events)), sum(map(received, events))) == expected
