@@ -1,11 +1,12 @@
 """Jobs of torchrun, started as in a terminal."""
 
 import os
-import signal
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from tests.helpers import ROOT
 
@@ -32,16 +33,14 @@ def start(folder, *arguments, ranks=2, stderr=subprocess.STDOUT, **variables):
 def end(job: subprocess.Popen[bytes]) -> bytes:
     """End a job and its ranks; return what they printed meanwhile."""
     if job.poll() is None:
-        ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children")
-        pids = [int(pid) for pid in ranks.read_text().split()] if ranks.exists() else []
+        ranks = psutil.Process(job.pid).children()
         job.terminate()
         try:
             job.wait(20)
         except subprocess.TimeoutExpired:
-            job.kill()
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for process in (job, *ranks):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             job.wait()
     with job.stdout:
         return job.stdout.read()
