@@ -130,12 +130,6 @@ class EmulatedWork(dist.Work):
     def is_completed(self) -> bool:
         return self._done.is_set()
 
-    def is_success(self) -> bool:
-        return self._done.is_set() and self._error is None
-
-    def exception(self) -> Any:
-        return self._error
-
     def result(self) -> Any:
         return self._result
 
