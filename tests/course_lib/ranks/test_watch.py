@@ -180,10 +180,10 @@ if rank == 1:
 @pytest.mark.parametrize("operation", ["collective", "message"])
 def test_after_the_groups_limit_pytorch_ends_the_job(operation: str, tmp_path) -> None:
     (tmp_path / "train.py").write_text(LIMITED)
-    start = time.monotonic()
+    began = time.monotonic()
     job = start(tmp_path, "train.py", operation, ranks=2)
     printed = output_of(job)
-    assert time.monotonic() - start < 300  # PyTorch's own limit is half an hour
+    assert time.monotonic() - began < 300  # PyTorch's own limit is half an hour
     assert "Rank 0 raised RuntimeError" in told_by(printed), printed
     assert line_of(LIMITED, "time.sleep") in told_by(printed), printed
 
