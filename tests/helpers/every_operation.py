@@ -1,5 +1,7 @@
 """One function that calls every operation of torch.distributed, for tests on all kinds of ranks."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -16,6 +18,9 @@ DTYPES = [
     torch.int32,
     torch.int64,
 ]
+
+# What a rank has after an operation, by the operation's name.
+Results = dict[str, Any]
 
 
 def allowed(op: str, dtype: torch.dtype) -> bool:
@@ -60,56 +65,51 @@ def all_to_all(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
             output.copy_(row)
 
 
-def collectives(dtype: torch.dtype, n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+def collectives(dtype: torch.dtype, n: int) -> Results:
     rank, k = dist.get_rank(), dist.get_world_size()
-    out: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    out: Results = {}
+
+    def own(salt: int, length: int = n) -> torch.Tensor:
+        return values(rank, length, dtype, salt)
+
+    def received(name: str, *shape: int) -> torch.Tensor:
+        out[name] = torch.empty(*shape, dtype=dtype)
+        return out[name]
+
+    def parts_of(name: str) -> list[torch.Tensor]:
+        out[name] = [torch.empty(n, dtype=dtype) for _ in range(k)]
+        return out[name]
+
     for root in range(k):
-        x = values(rank, n, dtype, 1)
+        x = own(1)
         dist.broadcast(x, src=root)
         out[f"broadcast {root}"] = x
-        x = values(rank, n, dtype, 2)
+        x = own(2)
         dist.reduce(x, dst=root)
         if rank == root:  # elsewhere its contents are not defined
             out[f"reduce {root}"] = x
-        parts = [torch.empty(n, dtype=dtype) for _ in range(k)] if rank == root else None
-        dist.gather(values(rank, n, dtype, 3), parts, dst=root)
-        out[f"gather {root}"] = parts or []
-        x = torch.empty(n, dtype=dtype)
+        dist.gather(own(3), parts_of(f"gather {root}") if rank == root else None, dst=root)
         lists = [values(i, n, dtype, 4) for i in range(k)] if rank == root else None
-        dist.scatter(x, lists, src=root)
-        out[f"scatter {root}"] = x
-    parts = [torch.empty(n, dtype=dtype) for _ in range(k)]
-    dist.all_gather(parts, values(rank, n, dtype, 5))
-    out["all_gather"] = parts
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    x = torch.empty(k * n, dtype=dtype)
-    gather(x, values(rank, n, dtype, 6))
-    out["all_gather_single"] = x
-    x = torch.empty(n, dtype=dtype)
-    dist.reduce_scatter(x, [values(rank, n, dtype, 7 + i) for i in range(k)])
-    out["reduce_scatter"] = x
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    x = torch.empty(n, dtype=dtype)
-    scatter(x, values(rank, k * n, dtype, 20))
-    out["reduce_scatter_single"] = x
-    parts = [torch.empty(n, dtype=dtype) for _ in range(k)]
-    all_to_all(parts, [values(rank, n, dtype, 30 + i) for i in range(k)])
-    out["all_to_all"] = parts
-    x = torch.empty(k * n, dtype=dtype)
-    dist.all_to_all_single(x, values(rank, k * n, dtype, 40))
-    out["all_to_all_single"] = x
+        dist.scatter(received(f"scatter {root}", n), lists, src=root)
+    dist.all_gather(parts_of("all_gather"), own(5))
+    gather(received("all_gather_single", k * n), own(6))
+    dist.reduce_scatter(received("reduce_scatter", n), [own(7 + i) for i in range(k)])
+    scatter(received("reduce_scatter_single", n), own(20, k * n))
+    all_to_all(parts_of("all_to_all"), [own(30 + i) for i in range(k)])
+    dist.all_to_all_single(received("all_to_all_single", k * n), own(40, k * n))
     # Rank r sends r + i + 1 rows to rank i.
     splits = [rank + i + 1 for i in range(k)]
-    x = torch.empty(sum(splits), 2, dtype=dtype)
-    dist.all_to_all_single(x, values(rank, 2 * sum(splits), dtype, 41).view(-1, 2), splits, splits)
-    out["all_to_all_single uneven"] = x
+    x = received("all_to_all_single uneven", sum(splits), 2)
+    dist.all_to_all_single(x, own(41, 2 * sum(splits)).view(-1, 2), splits, splits)
     dist.barrier()
     return out
 
 
-def point_to_point(n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+def point_to_point(n: int) -> Results:
     rank, k = dist.get_rank(), dist.get_world_size()
-    out: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+    out: Results = {}
     if k == 1:
         return out
     right, left = (rank + 1) % k, (rank - 1) % k
@@ -136,9 +136,9 @@ def point_to_point(n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
     return out
 
 
-def groups(n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+def groups(n: int) -> Results:
     rank, k = dist.get_rank(), dist.get_world_size()
-    out: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+    out: Results = {}
     even, odd = list(range(0, k, 2)), list(range(1, k, 2))
     for members in (even, odd, list(range(k))[::-1]):
         if not members:
@@ -160,8 +160,8 @@ def groups(n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
     return out
 
 
-def everything(n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
-    out: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+def everything(n: int) -> Results:
+    out: Results = {}
     out.update(all_reduces(n))
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
         out.update({f"{name} {dtype}": x for name, x in collectives(dtype, n).items()})
