@@ -16,19 +16,15 @@ EVERYWHERE = {"torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._py
 
 
 def sources():
-    """Return the files of assignments, and the code of all notebooks without lines of shell."""
-    found = [
-        (path, path.read_text())
-        for folder in ("assignments", "instructor")
-        for path in (ROOT / folder).rglob("*.py")
-    ]
-    for folder in ("lectures", "lectures/further", "assignments/*", "instructor/*"):
-        for path in ROOT.glob(f"{folder}/*.ipynb"):
+    """Yield the files of assignments, and the code of all notebooks without lines of shell."""
+    for folder in (ROOT / name for name in ("lectures", "assignments", "instructor")):
+        for path in folder.rglob("*.py"):
+            yield path, path.read_text()
+        for path in folder.rglob("*.ipynb"):
             for cell in json.loads(path.read_text())["cells"]:
                 if cell["cell_type"] == "code":
-                    code = re.sub(r"^\s*[%!].*$", "", "".join(cell["source"]), flags=re.MULTILINE)
-                    found.append((path, code))
-    return found
+                    code = "".join(cell["source"])
+                    yield path, re.sub(r"^\s*[%!].*$", "", code, flags=re.MULTILINE)
 
 
 def test_notebooks_and_assignments_import_only_the_course_and_what_it_names() -> None:
