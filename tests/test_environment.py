@@ -35,22 +35,11 @@ def pip_requirements() -> dict[str, str]:
     return {"python": PROJECT["requires-python"]} | {r.name: bounds_of(r) for r in requirements}
 
 
-def conda_environment() -> dict:
-    return yaml.safe_load((ROOT / "environment.yml").read_text())
-
-
-def pip_section() -> list[str]:
-    """Return the requirements that conda leaves to pip."""
-    (section,) = (e for e in conda_environment()["dependencies"] if isinstance(e, dict))
-    assert section.keys() == {"pip"}
-    return section["pip"]
-
-
 def conda_requirements() -> dict[str, str]:
-    """Return {PyPI name: bounds} of environment.yml, its pip section included."""
-    entries = [e for e in conda_environment()["dependencies"] if isinstance(e, str)]
+    """Return {PyPI name: bounds} of environment.yml, with what conda leaves to pip."""
+    *entries, section = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     pairs = [entry.partition(" ")[::2] for entry in entries]
-    pairs += [(r.name, bounds_of(r)) for r in map(Requirement, pip_section()[:-1])]
+    pairs += [(r.name, bounds_of(r)) for r in map(Requirement, section["pip"][:-1])]
     return {PYPI_NAME.get(name, name): bounds for name, bounds in pairs if name not in ONLY_CONDA}
 
 
