@@ -10,7 +10,6 @@ out. The command changes no grades.
 from __future__ import annotations
 
 import argparse
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from autograder.files import write_whole
 from autograder.pool.book import current
 from autograder.pool.class_list import students
 from autograder.tables import Row, Table, bar, web_page
+from course_lib.checking.report import cause_of
 
 add_options = add_assignment
 MOST = 10
@@ -121,7 +121,7 @@ def _reasons(task: str, checks: Mapping[str, CheckVerdict]) -> list[Row]:
     for student, check in checks.items():
         if (first := check.first_failure) is not None and first["reason"]:
             reason = " ".join(str(first["reason"]).split())
-            alike.setdefault(re.sub(r"\d[\d.,e+-]*", "0", reason), []).append((student, reason))
+            alike.setdefault(cause_of(reason), []).append((student, reason))
     frequent = sorted(alike.values(), key=len, reverse=True)[:MOST]
     return [
         (task, len(group), tuple(sorted(s for s, _ in group)), group[0][1]) for group in frequent
