@@ -26,7 +26,6 @@ from course_lib.checking.report import CheckFailed, CheckReport, html_of
 from course_lib.checking.run_check import run_on_each
 from course_lib.ranks import MisuseWarning, Ranks, RanksError, RankState, RankTimeout, per_rank
 from course_lib.ranks.explain.failure import timed_out
-from course_lib.ranks.explain.words import counted
 from course_lib.ranks.for_graders import Line, end_soon, in_notebook, preload
 from course_lib.ranks.wire import Plain, decode, encode
 
@@ -72,7 +71,6 @@ def check(
         if case is not None:
             task = _only(task, case)
         size = max(listed.world_size for listed in task.cases)
-        shown.show(f"starting {counted(size, 'rank')} …")
         real = on or ("gpu" if torch.cuda.device_count() >= size else "simulated")
         runners = {}
         kinds: tuple[Kind, ...] = ("simulated", real)
@@ -81,7 +79,6 @@ def check(
             echo = shown.echo if kind == "simulated" else None
             runner = LocalRunner(function, kind, say=shown.show, echo=echo)
             runners[WORDS[kind]] = stack.enter_context(runner)
-            runner.start(task)  # real ranks start on a core that simulated ranks leave idle
         report = run_on_each(name, task, runners, seed="public")
         report = replace(report, alone=case is not None, only_form=task.only_form)
         shown.report(report)
@@ -154,11 +151,6 @@ class LocalRunner:
                 self._echo(text)
         network = case.network if self._on == "simulated" else None
         return Observed([decode(output) for output in outputs], ranks.trace, network, touched)
-
-    def start(self, check: Check) -> None:
-        """Start the processes that the check's cases need, without waiting until they are ready."""
-        for case in check.cases:
-            self._ranks_of(case, check).start()
 
     def _ranks_of(self, case: Case, check: Check) -> Ranks:
         size, seconds = case.world_size, check.case_seconds()

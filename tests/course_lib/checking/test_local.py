@@ -102,8 +102,7 @@ def test_a_terminal_shows_what_runs_from_the_first_moment(monkeypatch, capsys) -
     out, progress = capsys.readouterr()
     shown = [line for line in progress.split("\r\033[K") if line]
     assert shown[0] == "reading 2/shard_bounds …"
-    assert shown[1] == "starting 1 rank …"
-    assert shown[2] == "simulated ranks, case 1 of 5: a plain case"
+    assert shown[1] == "simulated ranks, case 1 of 5: a plain case"
     assert shown[-1].startswith("CPU ranks, case 5 of 5: ")
     assert progress.endswith("\r\033[K")  # the report begins on an empty line
     assert "hello" in out and "5 of 5 cases passed" in out
