@@ -79,7 +79,6 @@ def explain(root: Path, assignment: str, student: str) -> bool:
             old,
             checks=[],
             notes=[],
-            limits=[],
             timings={},
             checks_sha256=checks_digest(sources / assignment, released),
         )
@@ -123,7 +122,6 @@ def _explained(old: Verdict, new: Verdict) -> str:
             lines.append(f"  {mark} {case['name']}{hidden}  {case['seconds']:.2f} s")
             message = "\n".join(part for part in (case["reason"], case["detail"]) if part)
             lines += [f"      {line}" for line in message.splitlines()]
-    lines += [f"\nlimit reached: {limit}" for limit in new.limits]
     before = {check.name: check.score for check in old.checks}
     moved = [c for c in new.checks if before.get(c.name) != c.score]
     if old.checks_sha256 != new.checks_sha256:

@@ -49,8 +49,6 @@ class SubmissionError(RanksError):
 class OutOfTime(SubmissionError):
     """The submission, or one check of it, has used up its time; nothing more is run."""
 
-    limit = "time"
-
 
 class Budget:
     """The time that a submission has left. The clock runs only while student code runs.

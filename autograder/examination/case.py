@@ -48,7 +48,7 @@ _MAX_TOUCHED, _MAX_WORDS = 100, 600
 class OverMemory(RanksError):
     """The submission's processes together took more memory than they may."""
 
-    limit = "memory"
+    in_short = "The ranks took more memory than their limit."
 
 
 class Ended(RankError):

@@ -34,8 +34,6 @@ from course_lib.ranks.wire import Plain, WireError
 MAX_FUNCTIONS = 192 * 2**20
 """Bytes of all functions that a notebook hands over."""
 CARRIED = "the grader's network"
-TIME, MEMORY = "time", "memory"
-"""The limits that a submission may reach."""
 
 _UNREADABLE = "gave an answer that could not be read, so the grader ended its process"
 Taken = bytes | SubmissionError
@@ -51,22 +49,14 @@ class CellOutcome:
     error: str = ""
     """Kind and message of the exception, in one line; empty if there was none."""
     trace: str = ""
-    limit: str = ""
-    """`TIME` or `MEMORY`, if the cell reached this limit."""
 
 
 class _NotebookEnded(Exception):
     """The notebook process gives no more answers; the message says what its request did."""
 
-    limit = ""
-
 
 class _TookTooLong(_NotebookEnded):
-    limit = TIME
-
-
-class _TookTooMuch(_NotebookEnded):
-    limit = MEMORY
+    pass
 
 
 class Submission:
@@ -122,30 +112,28 @@ class Submission:
         try:
             outcome = self._run(source, number, budget, seconds)
         except OutOfTime as ended:
-            outcome = CellOutcome(error=str(ended), limit=TIME)
+            outcome = CellOutcome(error=str(ended))
         except _NotebookEnded as ended:
-            outcome = CellOutcome(error=f"the cell {ended}", limit=ended.limit)
+            outcome = CellOutcome(error=f"the cell {ended}")
         if outcome.error:
             self._stopped.append((number, source, outcome.error))
         return outcome
 
     def _run(self, source: str, number: int, budget: Budget, seconds: float) -> CellOutcome:
-        deadline, error, trace, limit = budget.of(seconds), "", "", ""
+        deadline, error, trace = budget.of(seconds), "", ""
         try:
             request: dict[str, Plain] = {"source": source, "number": number}
             answer = self._outcome_in(self._ask("run", request, budget, deadline))
         except _TookTooLong as late:
             answer = self._interrupt(late)
-            error, limit = f"the cell {late}, so it was interrupted", TIME
+            error = f"the cell {late}, so it was interrupted"
         else:
             self._cells.append((number, source))
             if isinstance(failure := answer.get("error"), dict):
                 self._sandbox.make_sure()
                 error = f"{_text(failure.get('kind'))}: {_text(failure.get('message'))}"
                 trace = _text(failure.get("trace"))
-        return CellOutcome(
-            _text(answer.get("stdout")), _text(answer.get("stderr")), error, trace, limit
-        )
+        return CellOutcome(_text(answer.get("stdout")), _text(answer.get("stderr")), error, trace)
 
     def _interrupt(self, late: _TookTooLong) -> dict[Any, Any]:
         """Interrupt the cell that runs, as Jupyter does; what earlier cells defined is kept.
@@ -189,16 +177,15 @@ class Submission:
             raise _NotebookEnded("wrote into the grader's connection") from None
         except EOFError:
             reason = self._sandbox.why_ended(cell)
-            ended = _TookTooMuch if self._sandbox.over_memory() else _NotebookEnded
             self._end_notebook()
-            raise ended(f"ended the Python process: {reason}") from None
+            raise _NotebookEnded(f"ended the Python process: {reason}") from None
         except BaseException:
             self._end_notebook()
             raise
 
     def _look(self) -> None:
         if over := self._sandbox.over_memory():
-            raise _TookTooMuch(f"was stopped, because {over}")
+            raise _NotebookEnded(f"was stopped, because {over}")
 
     def _start_notebook(self, budget: Budget) -> tuple[Channel, Cell]:
         ours, child_end = socket.socketpair()

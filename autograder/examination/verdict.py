@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # these modules import torch, which reading a verdict does no
     from course_lib.ranks import Trace
 
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the file format. `Verdict.read` reads no other."""
 MAX_EVENTS = 400
 """Largest number of events kept of a trace: enough for a picture, at most 70 kB per verdict."""
@@ -104,7 +104,6 @@ class Verdict:
         checks_sha256: digest of everything else that determines the result: the checks, the hidden
             cases, the released notebook, the course's version.
         settings: the limits that were in force, and the real ranks if any.
-        limits: the limits that the submission reached, in words.
         timings: seconds for its cells, and for each check.
         host: the machine on which it was examined.
         schema: version of the file's format.
@@ -122,7 +121,6 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
     checks_sha256: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    limits: list[str] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
     class_seed: str = ""
     host: str = ""
@@ -293,13 +291,4 @@ def notes_on(report: CheckReport) -> list[str]:
         f"{result.trouble[-3500:]}"
         for result in report.results
         if result.trouble
-    ]
-
-
-def limits_of(report: CheckReport) -> list[str]:
-    """Return the limits of time and memory that its cases reached, in words for the student."""
-    return [
-        f"{result.limit}, in {'a hidden case' if result.hidden else result.name} of {report.name}"
-        for result in report.results
-        if result.limit
     ]

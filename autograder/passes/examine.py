@@ -31,7 +31,6 @@ from autograder.examination.verdict import (
     checks_digest,
     class_seed,
     for_the_student,
-    limits_of,
     notes_on,
     source_digest,
     submission_seed,
@@ -216,8 +215,6 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             cell.outputs = []
         else:
             outcome = submission.run_cell(cell.source, count, exploring=not is_solution(cell))
-            if outcome.limit:
-                verdict.limits.append(f"{outcome.limit}, in cell {count}")
             cell.outputs = cell_outputs(outcome)
             room -= sum(len(str(output)) for output in cell.outputs)
             if room < 0:
@@ -241,7 +238,6 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             payload=function,
         )
         verdict.notes += notes_on(report)
-        verdict.limits += limits_of(report)
         points = float(cell.metadata.nbgrader.points)
         verdict.checks.append(CheckVerdict.of(report, points))
         score = verdict.checks[-1].score

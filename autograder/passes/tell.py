@@ -65,7 +65,6 @@ def _overview(verdict: Verdict) -> str:
     notes = [note for note in verdict.notes if not note.startswith(f"{verdict.assignment}/")]
     damaged = damage(notes)
     notes = [note for note in notes if note not in damaged]
-    notes += [f"limit reached: {limit}" for limit in verdict.limits]
     also = "".join(f"\n- {_plain(note)}" for note in dict.fromkeys(notes))
     first = "".join(f"**Read this first:** {_plain(note)}\n\n" for note in damaged)
     return (

@@ -44,8 +44,6 @@ class CaseResult:
     """Whether the case was run at all; if it was not, `reason` says why."""
     in_short: str = ""
     """Why it may have failed, without anything that could reveal the case's inputs; or empty."""
-    limit: str = ""
-    """The limit that the case reached, ``time`` or ``memory``; else empty."""
     trouble: str = ""
     """For the author: the traceback of an unexpected exception in a judge; else empty."""
     summary: str = ""

@@ -245,7 +245,6 @@ def _examine(
         is_hidden,
         {part: error is None and part not in findings for part in case.decides or check.worth},
         in_short=case.in_short if error is None else error.in_short,
-        limit="" if error is None else error.limit,
         trouble=next(filter(None, map(_trouble_of, findings.values())), ""),
         summary=_cut(summary, MAX_REASON),
         difficulty=case.difficulty,

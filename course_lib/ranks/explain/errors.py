@@ -55,8 +55,6 @@ class RanksError(RuntimeError):
 
     in_short = "The ranks did not run to their end."
     """What happened, for readers who must not learn anything about the inputs."""
-    limit = ""
-    """The limit that was reached, ``time`` or ``memory``; else empty."""
     trace: Any = None
     """What was recorded until then, if whoever ran the ranks has kept it."""
 
@@ -146,7 +144,6 @@ class RankTimeout(RanksError):
     """The call ran past its time limit."""
 
     in_short = "The ranks took longer than their limit."
-    limit = "time"
 
 
 class MisuseWarning(UserWarning):

@@ -15,8 +15,8 @@ import pytest
 from autograder.errors import SandboxUnavailable
 from autograder.examination.budget import OutOfTime, SubmissionError
 from autograder.examination.case import OverMemory
-from autograder.examination.submission import MEMORY, TIME, examine
-from autograder.examination.verdict import for_the_student, limits_of, notes_on
+from autograder.examination.submission import examine
+from autograder.examination.verdict import for_the_student, notes_on
 from autograder.sandbox.sandbox import MachineFailure
 from course_lib.checking import Case, Check, CheckReport, Observed, Wrong
 from course_lib.ranks.explain.errors import (
@@ -64,6 +64,7 @@ def passed(report: CheckReport) -> list[bool]:
         (RankTimeout("It took 9 s."), "The ranks took longer than their limit"),
         (RankError("Rank 0 raised 1.5.", rank=0), "A rank raised an exception"),
         (RanksError("1.5 is left."), "The ranks did not run to their end"),
+        (OverMemory("1.5 GiB."), "The ranks took more memory than their limit"),
         (WRONG, "The result or the behaviour of the function is wrong in this case"),
         (OutOfTime("60 s are used up."), "60 s are used up."),  # of the submission alone: as it is
         (SubmissionError("f is not defined"), "f is not defined"),
@@ -77,19 +78,6 @@ def test_of_a_hidden_case_only_the_kind_of_failure_is_told(answer: Any, message:
     assert "1.5" not in f"{shown} {shown.results[1].reason} {shown.results[1].detail}"
     if answer is WRONG:
         assert "1.5" in examined.results[1].reason, "the instructor reads all of it"
-
-
-@pytest.mark.parametrize(
-    ("error", "limits"),
-    [
-        (OutOfTime("60 s are used up."), [f"{TIME}, in public of 02/f"]),
-        (RankTimeout("It took 9 s."), [f"{TIME}, in public of 02/f"]),
-        (OverMemory("Too much."), [f"{MEMORY}, in public of 02/f"]),
-        (DeadlockError("Ranks 0 and 1 wait."), []),
-    ],
-)
-def test_a_limit_that_was_met_is_kept(error: RanksError, limits: list[str]) -> None:
-    assert limits_of(run(error, PUBLIC)) == limits
 
 
 def test_a_judge_that_breaks_costs_that_case_and_somebody_is_told() -> None:
