@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from autograder.errors import CommandFailed, SandboxUnavailable
 from autograder.sandbox import memory
 from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess
@@ -125,7 +123,6 @@ class Sandbox:
         self._group: memory.MemoryGroup | None = None
         self._log: IO[bytes] | None = None
         self._ours = 0
-        self._most_free = 0
         self._failure: MachineFailure | None = None
         self._over = ""
         self._times_over = self._killed = 0
@@ -198,7 +195,6 @@ class Sandbox:
         below = memory.descendants(self._process.pid)
         # Every student process is a fork of our server, and shares what the server holds.
         self._ours = max((memory.held_memory(pid) for pid in below), default=0)
-        self._most_free = psutil.virtual_memory().available
         self._group = memory.MemoryGroup.make(self._limits.memory, 4 * self._limits.processes)
         if self._group is not None:
             self._group.add([self._process.pid, *below])
@@ -346,11 +342,6 @@ class Sandbox:
         if self._group is not None:
             over = self._group.times_over() > self._times_over
         else:
-            # Measuring every process takes long, so do it only if free memory has shrunk.
-            free = psutil.virtual_memory().available
-            self._most_free = max(self._most_free, free)
-            if self._most_free - free < self._limits.memory / 2:
-                return ""
             below = memory.descendants(self._process.pid)
             held = sum(max(0, memory.held_memory(pid) - self._ours) for pid in below)
             over = held + memory.unmapped_memory(below) > self._limits.memory

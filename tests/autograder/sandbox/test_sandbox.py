@@ -233,7 +233,6 @@ def test_memory_that_no_process_shows_is_limited_without_a_control_group(monkeyp
     ends = {}
     with Sandbox(limits=HardLimits(memory=80 * 2**20)) as place:
         place.make_ready()
-        place._most_free = 2**50  # as if the machine had lost much memory since
         for name, code in {**HOLDS, "honest": mapped}.items():
             with Submission(place) as submission:
                 pause = "time.sleep(2)" if name == "honest" else "time.sleep(25)"
