@@ -18,20 +18,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import platform
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Literal, Self
+
+import psutil
 
 from autograder.course import Settings
 from autograder.errors import BubblewrapUnavailable, SandboxUnavailable
@@ -82,7 +80,7 @@ class SandboxedProcess:
         pid: bubblewrap's process, a child of this one. If it is killed, everything inside dies.
 
     Raises:
-        SandboxUnavailable: bubblewrap is missing or did not start.
+        SandboxUnavailable: bubblewrap is missing or cannot be run.
         FileNotFoundError: a source does not exist.
         PermissionError: opened by root, and other users may not read a source.
     """
@@ -104,16 +102,14 @@ class SandboxedProcess:
         for mount in mounts:
             prepare(mount, by_others=is_root())
         with contextlib.ExitStack() as opened:
-            info, info_sink = opened.enter_context(_pipe())
-            fds = [info_sink.fileno(), *pass_fds]
+            fds = list(pass_fds)
 
             def file_of(content: str | bytes) -> int:
                 fds.append(opened.enter_context(_memory_file(content)))
                 return fds[-1]
 
             arguments = [
-                *(program, "--info-fd", str(info_sink.fileno())),
-                *("--seccomp", str(file_of(seccomp_filter(namespaces=True)))),
+                *(program, "--seccomp", str(file_of(seccomp_filter(namespaces=True)))),
                 *("--die-with-parent", "--new-session", "--clearenv"),
                 *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
                 *("--unshare-cgroup-try", "--hostname", "sandbox"),
@@ -124,8 +120,6 @@ class SandboxedProcess:
             ]
             self._process = _start(arguments, log or subprocess.DEVNULL, fds)
             self.pid = self._process.pid
-            info_sink.close()
-            self._first = _first_process(self._process, info)
 
     def poll(self) -> int | None:
         """Return the command's exit status, 128 + n if signal n ended it; None while it runs."""
@@ -141,13 +135,12 @@ class SandboxedProcess:
 
     def kill(self) -> None:
         """Kill everything inside, and wait until it is gone. May be repeated."""
-        if self._first is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._first, signal.SIGKILL)
-            # It becomes readable when process 1 is dead. All the others are dead before that.
-            _readable(self._first, START_SECONDS)
-            os.close(self._first)
-            self._first = None
+        if self._process.poll() is None:  # after its end, another process may have its number
+            with contextlib.suppress(psutil.NoSuchProcess):
+                first = psutil.Process(self.pid).children()  # process 1 inside: all end with it
+                for process in first:
+                    process.kill()
+                psutil.wait_procs(first, START_SECONDS)
         self._process.kill()
         self._process.wait()
 
@@ -257,46 +250,6 @@ def _start(
         )
     except OSError as error:
         raise BubblewrapUnavailable(f"bubblewrap cannot be run: {error}.") from None
-
-
-def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int | None:
-    """Return a descriptor of process 1 inside, whose end ends all others; None if it is gone.
-
-    The descriptor always refers to this process, but its number may later belong to another.
-    """
-    try:
-        if not _readable(info, START_SECONDS):
-            raise TimeoutError(f"it reported nothing for {START_SECONDS:.0f} s")
-        if not (report := info.read()):  # bubblewrap closes its end when it has written all
-            raise OSError("it ended at once; its output says why")
-        pid = int(json.loads(report)["child-pid"])
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
-    except (OSError, ValueError) as error:
-        bubblewrap.kill()
-        bubblewrap.wait()
-        raise BubblewrapUnavailable(f"bubblewrap did not start a sandbox: {error}.") from None
-    with contextlib.suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-        if f"\nPPid:\t{bubblewrap.pid}\n" in status:
-            return descriptor
-    os.close(descriptor)
-    return None
-
-
-def _readable(file: IO[bytes] | int, seconds: float) -> bool:
-    """Wait until a file can be read, or has ended; return whether it can within `seconds`."""
-    poll = select.poll()  # select.select() knows only the first 1024 descriptors
-    poll.register(file, select.POLLIN)
-    return bool(poll.poll(max(0.0, 1000 * seconds)))
-
-
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    read_end, write_end = os.pipe()
-    with open(read_end, "rb", buffering=0) as source, open(write_end, "wb", buffering=0) as sink:
-        yield source, sink
 
 
 @contextlib.contextmanager

@@ -134,21 +134,16 @@ import os, resource
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
 files = [open(os.devnull) for _ in range(1100)]
-from autograder.sandbox.bubblewrap import _readable
 from course_lib.ranks import Ranks
 
 for on in ("cpu", "simulated"):
     with Ranks(2, on=on) as ranks:
         print(*ranks.run(lambda: 1))
-read, write = os.pipe()
-os.write(write, b"1")
-print(_readable(read, 60), _readable(write, 0), read > 1024)
+print(os.dup(0) > 1024)
 """
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"), [(THREADS, "1"), (MANY_FILES, "1 1\n1 1\nTrue False True")]
-)
+@pytest.mark.parametrize(("script", "expected"), [(THREADS, "1"), (MANY_FILES, "1 1\n1 1\nTrue")])
 def test_many_threads_and_many_open_files(script: str, expected: str) -> None:
     """Threads start one host together; descriptors above 1024 are as good as others."""
     completed = subprocess.run(
