@@ -88,7 +88,7 @@ def _run() -> int:
         "--version",
         action=_Version,
         nargs=0,
-        help="show the versions of the course, torch, nbgrader and bubblewrap (the sandbox)",
+        help="show the versions of the course, torch and nbgrader, and the bubblewrap that is used",
     )
     course = argparse.ArgumentParser(add_help=False)
     course.add_argument(
