@@ -33,7 +33,7 @@ import psutil
 
 from autograder.course import Settings
 from autograder.errors import BubblewrapUnavailable, SandboxUnavailable
-from autograder.sandbox.mounts import Mount, prepare, tree
+from autograder.sandbox.mounts import Mount, tree
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import accounts, is_root, make_sure_of_uids, rights_to_make_cells
 
@@ -75,8 +75,6 @@ class SandboxedProcess:
 
     Raises:
         SandboxUnavailable: bubblewrap is missing or cannot be run.
-        FileNotFoundError: a source does not exist.
-        PermissionError: opened by root, and other users may not read a source.
     """
 
     def __init__(
@@ -93,8 +91,6 @@ class SandboxedProcess:
         program = (bubblewrap or probe()).path
         env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **(env or {})}
         mounts = [*accounts(), *mounts]
-        for mount in mounts:
-            prepare(mount, by_others=is_root())
         with contextlib.ExitStack() as opened:
             fds = list(pass_fds)
 

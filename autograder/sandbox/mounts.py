@@ -1,7 +1,6 @@
 """The files that a sandbox can see: the system's programs, Python, and this course."""
 
 import os
-import stat
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -137,24 +136,6 @@ def _package(directory: Path, package: str, masked: Sequence[str]) -> Iterator[M
             message = f"this assignment asks you to write {name}, so it is not available"
             code = f"raise ImportError({message + ' while grading'!r}, name={name!r})\n"
             yield Mount(directory / f"{module}.py", text=code)
-
-
-def prepare(mount: Mount, by_others: bool) -> None:
-    """Make sure that the sandbox can show the mount, if `by_others` to other users than us.
-
-    Raises:
-        FileNotFoundError: the source does not exist.
-        PermissionError: other users may not read it.
-    """
-    if mount.source is None:
-        return
-    mode = os.stat(mount.source).st_mode
-    readable = mode & stat.S_IROTH and (mode & stat.S_IXOTH or not stat.S_ISDIR(mode))
-    if by_others and not readable:
-        raise PermissionError(
-            f"the sandbox's user may not read {mount.source}: run "
-            f"chmod -R o+rX {str(mount.source)!r}"
-        )
 
 
 def tree(mounts: Sequence[Mount], tmp: int, file_of: Callable[[str | bytes], int]) -> list[str]:
