@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from autograder.examination.budget import LOOK_EVERY, Deadline
@@ -21,16 +21,11 @@ Message = tuple[str, Any]
 """What a message is, and its value."""
 
 
-def wait_at_most(left: float) -> float:
-    """Return how many seconds to wait for data while the deadline is `left` seconds away."""
-    return min(LOOK_EVERY, max(SHORTEST_WAIT, left))
-
-
 class Channel:
     """Our end of a socket pair. It never blocks: it is read and written only when it is ready.
 
     Attributes:
-        socket: the socket, to register with a selector.
+        socket: the socket.
         messages: messages that have arrived and are not processed yet.
         ready: whether the process has started; before that, no student code has run.
         ended: whether the other end has closed the connection.
@@ -58,7 +53,7 @@ class Channel:
 
     @property
     def events(self) -> int:
-        """The events to select for."""
+        """The events to wait for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
 
     @property
@@ -149,16 +144,26 @@ class Channel:
     ) -> None:
         """Serve until something has arrived, nothing more can arrive, or no time is left."""
         looked = time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.socket, self.events)
-            while not (arrived() or self.ended or self._error) and (seconds_left := left()) > 0:
-                if selector.select(wait_at_most(seconds_left)):
-                    self.serve()
-                if time.monotonic() - looked > LOOK_EVERY:
-                    looked = time.monotonic()
-                    look()
-                selector.modify(self.socket, self.events)
+        while not (arrived() or self.ended or self._error) and (seconds_left := left()) > 0:
+            if ready([self], seconds_left):
+                self.serve()
+            if time.monotonic() - looked > LOOK_EVERY:
+                looked = time.monotonic()
+                look()
 
     def close(self) -> None:
         """Close the connection."""
         self.socket.close()
+
+
+def ready(channels: Iterable[Channel], left: float) -> list[Channel]:
+    """Wait for channels that can be served, but not longer than a deadline allows.
+
+    The deadline is `left` seconds away.
+    """
+    with selectors.DefaultSelector() as selector:
+        for channel in channels:
+            if channel.socket.fileno() >= 0:  # it is not closed
+                selector.register(channel.socket, channel.events, channel)
+        seconds = min(LOOK_EVERY, max(SHORTEST_WAIT, left))
+        return [key.data for key, _ in selector.select(seconds)]

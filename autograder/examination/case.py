@@ -10,14 +10,13 @@ messages, so only their values are judged.
 from __future__ import annotations
 
 import contextlib
-import selectors
 import signal
 import socket
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from autograder.examination._channel import Channel, wait_at_most
+from autograder.examination._channel import Channel, ready
 from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.fabric import Bounds, ExaminersFabric, ProtocolError
 from autograder.sandbox.sandbox import Cell, Sandbox
@@ -132,32 +131,23 @@ class Exchange:
         """
         stuck: RanksError | None = None
         looked = time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            for rank, channel in enumerate(self._channels):
-                channel.send("go", None)
-                selector.register(channel.socket, channel.events, rank)
-                self._serve(rank)  # what came with its sign of readiness
-            while not self._all_over:
-                if (left := deadline.left) <= 0:
-                    break
-                for key, _ in selector.select(wait_at_most(left)):
-                    self._serve(key.data)
-                # Read answers first: a rank's exception says more than the end of its process.
-                if stuck is None:
-                    stuck = self._settle()
-                if stuck is not None and not isinstance(stuck, RankError):
-                    raise stuck
-                if stuck is not None or self.failures or self._broken:
-                    deadline.shorten(GRACE)  # ranks that wait for a failed rank never answer
-                for key in list(selector.get_map().values()):
-                    channel = self._channels[key.data]
-                    if self._is_over(key.data) or channel.socket.fileno() < 0:
-                        selector.unregister(key.fileobj)
-                    elif key.events != channel.events:
-                        selector.modify(key.fileobj, channel.events, key.data)
-                if time.monotonic() - looked > LOOK_EVERY:
-                    looked = time.monotonic()
-                    self._look()
+        for rank, channel in enumerate(self._channels):
+            channel.send("go", None)
+            self._serve(rank)  # what came with its sign of readiness
+        while not self._all_over and (left := deadline.left) > 0:
+            running = [c for rank, c in enumerate(self._channels) if not self._is_over(rank)]
+            for channel in ready(running, left):
+                self._serve(self._channels.index(channel))
+            # Read answers first: a rank's exception says more than the end of its process.
+            if stuck is None:
+                stuck = self._settle()
+            if stuck is not None and not isinstance(stuck, RankError):
+                raise stuck
+            if stuck is not None or self.failures or self._broken:
+                deadline.shorten(GRACE)  # ranks that wait for a failed rank never answer
+            if time.monotonic() - looked > LOOK_EVERY:
+                looked = time.monotonic()
+                self._look()
         if stuck is None and self._all_over:
             stuck = self._settle()  # all may have answered before the first look at the fabric
         return self._outcome(stuck, deadline.seconds)
