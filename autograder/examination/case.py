@@ -27,7 +27,6 @@ from course_lib.ranks.explain.errors import (
     RankError,
     RanksError,
     RankState,
-    RankTimeout,
 )
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error, timed_out
 from course_lib.ranks.for_graders import explain_misuse
@@ -38,9 +37,6 @@ from course_lib.ranks.wire import Plain, WireError, decode, encode
 On = Literal["cpu", "gpu"]
 GRACE = 0.5
 """Seconds that the other ranks get to report what happened to them after one rank has failed."""
-_LOOP = (
-    "A rank that still runs is computing, sleeping or in a loop: look for a loop that does not end."
-)
 _MAX_TOUCHED, _MAX_WORDS = 100, 600
 
 
@@ -174,9 +170,7 @@ class Exchange:
         if outcome is not None:
             raise outcome
         if not over:
-            late = timed_out(self._case_name, seconds, self.states())
-            detail = _LOOP if late.detail and self._fabric is not None else late.detail
-            raise RankTimeout(late.summary, late.states, detail)
+            raise timed_out(self._case_name, seconds, self.states())
         return [self.answers[rank] for rank in range(len(self._channels))]
 
     def _settle(self) -> RanksError | None:
