@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from autograder.inside.scratch import HOME, is_own
+from autograder.inside.scratch import is_own
 from course_lib.ranks.wire import send
 
 _ENOUGH = 3
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
-    """Send a sentence on the first paths that cannot be read, or on `HOME`, or an empty text."""
+    """Send a sentence on the first paths that cannot be read, or an empty text."""
     # A module may have made files in the sandbox's `HOME`, as torch 2.8 does; cells have their own.
     hidden = sorted(path for path in {*_needed()} if not (is_own(path) or _readable(path)))
-    problem = _wrong_with_home()
+    problem = ""
     if hidden:
         problem = (
             f"The sandbox's user may not read these files: {', '.join(hidden[:_ENOUGH])}. Run "
@@ -52,14 +52,3 @@ def _readable(path: str) -> bool:
     if path.endswith(".zip") and not os.path.lexists(path):
         return True  # the standard library's zip is on every search path, but few machines have it
     return os.access(path, os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK)
-
-
-def _wrong_with_home() -> str:
-    """Return why nothing can be written to `HOME`, or an empty text."""
-    try:
-        with open(os.path.join(HOME, "first"), "w") as file:
-            file.write("look")
-        os.unlink(file.name)
-    except OSError as error:
-        return f"Nothing can be written in the sandbox: {error}"
-    return ""
