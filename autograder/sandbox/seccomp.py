@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autograder.errors import SandboxUnavailable
+
 # Offsets in struct seccomp_data.
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # arguments have 8 bytes
 
@@ -57,10 +59,6 @@ _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 
 
-class UnknownArchitecture(RuntimeError):
-    """The numbers of system calls are not known for this processor."""
-
-
 def numbers_of(machine: str, *kinds: str) -> dict[str, int]:
     """Return the calls of these kinds that a machine has → their numbers."""
     with _TABLE.open(encoding="utf-8") as table:
@@ -85,13 +83,13 @@ def seccomp_filter(
         tcp: whether the process may make sockets of other families than AF_UNIX.
 
     Raises:
-        UnknownArchitecture: the machine is neither of them.
+        SandboxUnavailable: the machine is neither of them.
 
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
-        raise UnknownArchitecture(
-            f"no seccomp filter for {machine}, only for {', '.join(_ARCHITECTURES)}"
+        raise SandboxUnavailable(
+            f"The sandbox runs on {' and '.join(_ARCHITECTURES)}, but this machine is {machine}."
         )
     kinds = ["others", "kernel"]
     if not namespaces:
