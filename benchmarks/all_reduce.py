@@ -77,7 +77,7 @@ def pretty(size: int) -> str:
 
 
 def main() -> None:
-    """Print the tables; with ``--write``, also to ``benchmarks/results/all_reduce.*``."""
+    """Print the tables; with ``--write``, also to ``benchmarks/results/all_reduce.md``."""
     parser = arguments(__doc__, rounds=7)
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="largest tensor, in bytes")
@@ -95,13 +95,7 @@ def main() -> None:
             *(table(world_size, results) for world_size, results in measured.items()),
         ]
     )
-    series = {
-        f"K = {world_size}, {pretty(size)}, {name} (s)": seconds
-        for world_size, results in measured.items()
-        for size, times in results.items()
-        for name, seconds in times.items()
-    }
-    publish("all_reduce", text, series, options.write)
+    publish("all_reduce", text, options.write)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def codecs(rounds: int) -> tuple[str, dict[str, list[float]]]:
 
 
 def main() -> None:
-    """Print the table; with ``--write``, also to ``benchmarks/results/compression.*``."""
+    """Print the table; with ``--write``, also to ``benchmarks/results/compression.md``."""
     options = arguments(__doc__, rounds=7).parse_args()
     table, series = codecs(options.rounds)
     by_sorting = ratios(series, "torch.topk 1 % (s)", "top-k 1 %: encode (s)")
@@ -101,7 +101,7 @@ A bucket of 25 MiB, float32, one thread, CPU seconds; medians of {options.rounds
 
 `torch.topk`, which sorts, takes {statistics.median(by_sorting):.1f} times as long as our top-k.
 """
-    publish("compression", text, series, options.write)
+    publish("compression", text, options.write)
 
 
 if __name__ == "__main__":

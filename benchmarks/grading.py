@@ -125,7 +125,7 @@ def booking(root: Path) -> list[float]:
 def report(
     ours: list[float], stock: list[float], booked: list[float], options: argparse.Namespace
 ) -> None:
-    """Print the table and the series; with ``--write``, also write them."""
+    """Print the table; with ``--write``, also write it."""
     ratios = [stock_seconds / seconds for stock_seconds, seconds in zip(stock, ours, strict=True)]
     seconds, stock_seconds = statistics.median(ours), statistics.median(stock)
     markdown = f"""# Grading a class, beside stock nbgrader
@@ -143,13 +143,7 @@ Assignment {ASSIGNMENT}.
 
 Booking: {statistics.median(booked):.2f} s each (target at most {BOOKING:g}).
 """
-    series = {
-        "a submission, autograder grade (s)": ours,
-        "a submission, stock nbgrader with mp.spawn (s)": stock,
-        "stock nbgrader / autograder grade (ratio)": ratios,
-        "booking of a submission (s)": booked,
-    }
-    publish("grading", markdown, series, options.write)
+    publish("grading", markdown, options.write)
 
 
 def main() -> None:

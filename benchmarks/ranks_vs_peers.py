@@ -193,7 +193,7 @@ def table(world_size: int, measured: Rounds) -> str:
 
 
 def main() -> None:
-    """Print the tables; with ``--write``, also to ``benchmarks/results/ranks_vs_peers.*``."""
+    """Print the tables; with ``--write``, also to ``benchmarks/results/ranks_vs_peers.md``."""
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--measure", help=argparse.SUPPRESS)
@@ -210,13 +210,7 @@ def main() -> None:
     )
     measured = {size: compare(kinds, size, options.rounds) for size in options.world_sizes}
     text = "\n\n".join([title, *(table(size, rounds) for size, rounds in measured.items())])
-    series = {
-        f"K = {size}, {kind}, {measurement}": numbers
-        for size, kinds_of in measured.items()
-        for kind, rounds in kinds_of.items()
-        for measurement, numbers in rounds.items()
-    }
-    publish("ranks_vs_peers", text, series, options.write)
+    publish("ranks_vs_peers", text, options.write)
 
 
 if __name__ == "__main__":

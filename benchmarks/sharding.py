@@ -113,12 +113,11 @@ def measure(name: str, rounds: int) -> Any:
 
 
 def main() -> None:
-    """Print the tables; with ``--write``, also to ``benchmarks/results/sharding.*``."""
+    """Print the tables; with ``--write``, also to ``benchmarks/results/sharding.md``."""
     options = options_of(__doc__)
-    tables, series = [], {}
+    tables = []
     for name, times, results in every_case(measure, SETS, options):
         tables.append(table(name, times, results))
-        series |= {f"{name}, {variant} (s)": seconds for variant, seconds in times.items()}
     text = "\n\n".join(
         [
             "# Sharded states and weights beside PyTorch's",
@@ -132,7 +131,7 @@ def main() -> None:
             *tables,
         ]
     )
-    publish("sharding", text, series, options.write)
+    publish("sharding", text, options.write)
 
 
 def table(name: str, times: Series, results: list[Any]) -> str:

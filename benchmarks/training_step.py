@@ -64,16 +64,15 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def main() -> None:
-    """Print the tables; with ``--write``, also to ``benchmarks/results/training_step.*``."""
+    """Print the tables; with ``--write``, also to ``benchmarks/results/training_step.md``."""
     options = options_of(__doc__)
-    tables, series = [], {}
+    tables = []
     for name, times, results in every_case(measure, SETS, options):
         apart = {
             variant: max(differences[variant] for (differences,) in results)
             for variant in results[0][0]
         }
         tables.append(table(name, times, apart))
-        series |= {f"{name}, {variant} (s)": seconds for variant, seconds in times.items()}
     text = "\n\n".join(
         [
             "# Training steps beside PyTorch's DDP",
@@ -85,7 +84,7 @@ def main() -> None:
             *tables,
         ]
     )
-    publish("training_step", text, series, options.write)
+    publish("training_step", text, options.write)
 
 
 def table(name: str, times: Series, differences: dict[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""`make bench` runs the benchmarks, and they leave a table and a summary."""
+"""`make bench` runs the benchmarks, and each leaves its tables."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.helpers import ROOT
 from tests.helpers.kernels import alive
 
 BENCHMARKS = ROOT / "benchmarks"
-RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
+RESULTS = sorted((BENCHMARKS / "results").glob("*.md"))
 
 
 def scripts() -> set[str]:
@@ -26,7 +26,6 @@ def test_make_bench_runs_every_script_and_each_has_its_results() -> None:
     (loop,) = re.findall(r"for each in (.*?);", recipe, re.DOTALL)
     assert set(loop.replace("\\", "").split()) == scripts()
     assert {path.stem for path in RESULTS} == scripts()
-    assert all(path.with_suffix(".md").exists() for path in RESULTS)
 
 
 def test_the_readme_has_a_target_for_every_script() -> None:
