@@ -25,10 +25,10 @@ AT_ONCE = {1 << 10: 40, 1 << 14: 40, 1 << 17: 30, 1 << 18: 20, 1 << 20: 10, 1 <<
 Times = dict[str, list[float]]
 
 
-def measure(sizes: list[int], rounds: int) -> dict[int, Times]:
+def measure(rounds: int) -> dict[int, Times]:
     """Return, on a rank: size in bytes → algorithm → seconds of the slowest rank, per round."""
     results: dict[int, Times] = {}
-    for size in sizes:
+    for size in SIZES:
         tensor = torch.zeros(size // 4)
         kinds: dict[str, Callable[[], object]] = {
             "gloo": lambda t=tensor: dist.all_reduce(t),
@@ -78,15 +78,11 @@ def pretty(size: int) -> str:
 
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/all_reduce.md``."""
-    parser = arguments(__doc__, rounds=7)
-    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--largest", type=int, default=SIZES[-1], help="largest tensor, in bytes")
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=7).parse_args()
     measured = {}
-    for world_size in options.world_sizes:
+    for world_size in (2, 4):
         with Ranks(world_size, on="cpu", metered=False) as ranks:
-            sizes = [size for size in SIZES if size <= options.largest]
-            measured[world_size] = ranks.run(measure, sizes, options.rounds)[0]
+            measured[world_size] = ranks.run(measure, options.rounds)[0]
     text = "\n\n".join(
         [
             "# The ring beside gloo's all-reduce",

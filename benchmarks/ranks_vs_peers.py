@@ -170,7 +170,7 @@ def compare(kinds: list[str], world_size: int, rounds: int) -> Rounds:
         for kind in kinds:
             print(f"K = {world_size}, round {number + 1} of {rounds}: {kind} …", file=sys.stderr)
             command = [sys.executable, __file__, "--measure", kind]
-            command += ["--world-sizes", str(world_size)]
+            command += ["--world-size", str(world_size)]
             process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             results[kind].append(json.loads(process.stdout.splitlines()[-1]))
     return {
@@ -195,11 +195,11 @@ def table(world_size: int, measured: Rounds) -> str:
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/ranks_vs_peers.md``."""
     parser = arguments(__doc__, rounds=3)
-    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--world-size", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.world_sizes[0])))
+        print(json.dumps(measure(options.measure, options.world_size)))
         return
     kinds = ["ours"]
     kinds += ["ipyparallel"] if importlib.util.find_spec("ipyparallel") else []
@@ -208,7 +208,7 @@ def main() -> None:
         f"Medians of {options.rounds} interleaved rounds; in parentheses the ratio to ours.\n"
         + sentence("python benchmarks/ranks_vs_peers.py")
     )
-    measured = {size: compare(kinds, size, options.rounds) for size in options.world_sizes}
+    measured = {size: compare(kinds, size, options.rounds) for size in (2, 4)}
     text = "\n\n".join([title, *(table(size, rounds) for size, rounds in measured.items())])
     publish("ranks_vs_peers", text, options.write)
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from machine import publish, ratios, sentence
+from machine import arguments, publish, ratios, sentence
 from models import MODELS
-from steps import STEPS, Series, Variant, every_case, options_of, take_turns
+from steps import STEPS, Series, Variant, every_case, take_turns
 from torch import nn
 
 from course_lib.ddp import DistributedDataParallel
@@ -114,9 +114,9 @@ def measure(name: str, rounds: int) -> Any:
 
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/sharding.md``."""
-    options = options_of(__doc__)
+    options = arguments(__doc__, rounds=4).parse_args()
     tables = []
-    for name, times, results in every_case(measure, SETS, options):
+    for name, times, results in every_case(measure, SETS, options.rounds):
         tables.append(table(name, times, results))
     text = "\n\n".join(
         [

@@ -7,7 +7,6 @@ can be compared at the end.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from machine import arguments
 from models import MODELS
 from torch import Tensor, nn
 
@@ -62,28 +60,20 @@ def take_turns(variants: dict[str, Variant], name: str, rounds: int) -> Series:
     return times
 
 
-def options_of(doc: str | None) -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = arguments(doc, rounds=4)
-    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    return parser.parse_args()
-
-
 def every_case(
-    measure: Callable[[str, int], Any], sets: int, options: argparse.Namespace
+    measure: Callable[[str, int], Any], sets: int, rounds: int
 ) -> Iterator[tuple[str, Series, list[Any]]]:
     """Yield, for each model and number of ranks, its name, times and the last results.
 
     `measure(model, rounds)` returns, on a rank, the series of `take_turns` and more. There are
     `sets` sets of ranks, one after the other, as a process's speed depends on where its memory is.
     """
-    for world_size in options.world_sizes:
-        for model in options.models:
+    for world_size in (2, 4):
+        for model in MODELS:
             times: Series = {}
             for _ in range(sets):
                 with Ranks(world_size, on="cpu", metered=False) as ranks:
-                    results = ranks.run(measure, model, options.rounds)
+                    results = ranks.run(measure, model, rounds)
                 for variant, seconds in results[0][0].items():
                     times.setdefault(variant, []).extend(seconds)
             yield f"{model}, K = {world_size}", times, [result[1:] for result in results]

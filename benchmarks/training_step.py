@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from machine import publish, ratios, sentence
+from machine import arguments, publish, ratios, sentence
 from models import MODELS
-from steps import STEPS, Series, Variant, every_case, options_of, take_turns
+from steps import STEPS, Series, Variant, every_case, take_turns
 from torch import Tensor, nn
 
 from course_lib.ddp import DistributedDataParallel
@@ -65,9 +65,9 @@ def flat(model: nn.Module) -> Tensor:
 
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/training_step.md``."""
-    options = options_of(__doc__)
+    options = arguments(__doc__, rounds=4).parse_args()
     tables = []
-    for name, times, results in every_case(measure, SETS, options):
+    for name, times, results in every_case(measure, SETS, options.rounds):
         apart = {
             variant: max(differences[variant] for (differences,) in results)
             for variant in results[0][0]
