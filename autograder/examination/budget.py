@@ -117,13 +117,9 @@ class Budget:
         """Return the verdict's message if this time is used up, else None."""
         if self.left > 0:
             return None
-        message = f"{subject} used up its time limit of {self.settings.submission_seconds:g} s"
-        if self.waited < 1:
-            return message
         return (
-            f"{message}; by the clock it took {self.used + self.waited:.0f} s, because it had to "
-            "wait for a core. If it waited for most of this time, the machine was busy: grade this "
-            "submission again, with fewer --jobs"
+            f"{subject} used up its time limit of {self.settings.submission_seconds:g} s, and "
+            f"waited another {self.waited:.0f} s for a core"
         )
 
     def until(self, moment: float) -> float:

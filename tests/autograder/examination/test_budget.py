@@ -82,10 +82,10 @@ def test_the_verdict_says_when_time_is_over_and_for_what_it_waited(machine, budg
         machine.passes(59)
         assert budget.told_when_over() is None
         machine.passes(1)
-        assert budget.told_when_over() == "the submission used up its time limit of 60 s"
+        over = "the submission used up its time limit of 60 s, and waited another {} s for a core"
+        assert budget.told_when_over() == over.format(0)
         machine.passes(120, waited=108)
-        assert "by the clock it took 180 s" in str(budget.told_when_over())
-        assert "grade this submission again" in str(budget.told_when_over())
+        assert budget.told_when_over() == over.format(108)
 
 
 @pytest.mark.parametrize("stopped", [True, False])
