@@ -14,8 +14,6 @@ from autograder.sandbox.mounts import Mount
 
 _NAMES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH")
 """Variables by which CUDA finds a GPU, a part of one (MIG), or the driver's libraries."""
-_SYSTEM = ("/usr", "/lib", "/lib64")
-"""Folders that every sandbox shows."""
 _MEMORY_PER_RANK = 2**30
 """Bytes of the host's memory that a CUDA context and NCCL take on top of a CPU rank."""
 _MOST_RANKS = 4
@@ -32,8 +30,8 @@ def with_gpus(limits: HardLimits) -> HardLimits:
 def gpu_access() -> tuple[list[Mount], dict[str, str]]:
     """Return the mounts and the variables that let a sandbox's cells use GPUs.
 
-    These are the driver's devices and libraries, and the variables that CUDA and NVIDIA's container
-    tools read.
+    These are the driver's devices, and the variables that CUDA and NVIDIA's container tools read.
+    The driver's libraries are in the system's folders, which every sandbox shows.
 
     Raises:
         SandboxUnavailable: PyTorch sees no GPU here.
@@ -51,11 +49,4 @@ def gpu_access() -> tuple[list[Mount], dict[str, str]]:
         for name, value in os.environ.items()
         if name in _NAMES or name.startswith("NVIDIA_")
     }
-    folders = [Path(name) for name in environment.get("LD_LIBRARY_PATH", "").split(":") if name]
-    libraries = [
-        folder
-        for folder in dict.fromkeys(folders)
-        if folder.is_dir() and not any(folder.is_relative_to(system) for system in _SYSTEM)
-    ]
-    mounts = [Mount(path, path, device=True) for path in devices]
-    return mounts + [Mount(path, path) for path in libraries], environment
+    return [Mount(path, path, device=True) for path in devices], environment
