@@ -259,13 +259,16 @@ def hook_buckets(buckets, group=None):
                     param.grad = torch.zeros_like(param)
             flat = torch.cat([param.grad.flatten() for param in params])
             works.append((params, flat, dist.all_reduce(flat, group=group, async_op=True)))
-        {owed}
+        for seconds in owed:
+            client().spend(seconds)
         for params, flat, work in works:
             work.wait()
             flat /= dist.get_world_size(group)
             for param, part in zip(params, flat.split([p.numel() for p in params])):
                 param.grad.copy_(part.view_as(param))
-    {patch}
+    from course_lib.ranks.costs import computation
+    owed = []
+    computation._local.compute = owed.append
     return finish
 """
 
@@ -278,23 +281,9 @@ def test_computation_is_judged_in_the_order_of_the_program() -> None:
     long = "layers that take time"
     timed = [case for case in check.cases if long in case.name and not case.after]
     check = replace(check, cases=tuple(timed))
-    patch = (
-        "from course_lib.ranks.costs import computation\n    owed = []\n"
-        "    computation._local.compute = owed.append"
-    )
-    fractions = {}
     with Sandbox(masked_from(hidden_of(folder).MASKED)) as masked:
-        for name, lines in {
-            "control": {"owed": "pass", "patch": "pass"},
-            "owed last": {
-                "owed": "[client().spend(each) for each in owed]; owed.clear()",
-                "patch": patch,
-            },
-        }.items():
-            report = examined(masked, check, FIND + LATE.format(**lines))
-            fractions[name] = report.fraction
-    assert fractions["control"] == check.worth["values"] / sum(check.worth.values())
-    assert max(fractions.values()) == fractions["control"], fractions
+        report = examined(masked, check, FIND + LATE)
+    assert report.fraction == check.worth["values"] / sum(check.worth.values()), str(report)
 
 
 # Effects --------------------------------------------------------------------------------------
