@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -128,35 +127,22 @@ def test_what_counts_is_never_more_than_the_wall_nor_less_than_a_tenth_of_it(ste
 
 # The kernel's numbers -------------------------------------------------------------------------
 
-needs_the_queue = pytest.mark.skipif(
+
+@pytest.mark.skipif(
     not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waiting"
 )
-
-
-@contextmanager
-def crowded_core(count: int = 3) -> Iterator[int]:
-    """Yield a core on which so many other processes want to compute, without end."""
-    core = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
-    with ExitStack() as stack:
-        for _ in range(count):
-            process = stack.enter_context(
-                subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-            )
-            stack.callback(process.kill)
-            process.stdout.readline()
-        yield core
-
-
-@needs_the_queue
 def test_the_same_work_counts_as_much_on_a_crowded_core(place: Sandbox) -> None:
     work = (
         "import os, time\n{}\nbegin, wall = time.process_time(), time.monotonic()\n"
         "while time.process_time() - begin < 0.3: pass\nprint(time.monotonic() - wall)"
     )
-    with Submission(place) as submission:
-        with crowded_core() as core:
-            outcome = submission.run_cell(work.format(f"os.sched_setaffinity(0, {{{core}}})"))
+    pinned = f"os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})"
+    busy = [sys.executable, "-c", f"import os\n{pinned}\nwhile True: pass"]
+    with Submission(place) as submission, ExitStack() as others:
+        submission.run_cell("pass")  # the notebook's process has started
+        for _ in range(3):
+            others.callback(others.enter_context(subprocess.Popen(busy)).kill)
+        outcome = submission.run_cell(work.format(pinned))
         assert not outcome.error
         wall, used, waited = float(outcome.stdout), submission.budget.used, submission.budget.waited
     assert used + waited >= wall > 0.3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,19 +31,11 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 
 
 def test_the_key_is_that_of_the_content() -> None:
-    def key(**changes: Any) -> str:
-        fields = {"source_sha256": "0", "seed": "5eed", "checks_sha256": "1", **changes}
-        return Verdict("02", "ada", "02", **fields).key
-
-    keys = {
-        key(),
-        key(source_sha256="2"),
-        key(seed="dee5"),
-        key(checks_sha256="2"),
-        key(settings={"on": "cpu"}),
-    }
-    assert len(keys) == 5
-    assert key() == key(seconds=3.0, notes=["slow"])
+    verdict = Verdict("02", "ada", "02", "5eed", "0")
+    other = {"source_sha256": "2", "seed": "dee5", "checks_sha256": "2", "settings": {"on": "cpu"}}
+    keys = {replace(verdict, **{name: value}).key for name, value in other.items()}
+    assert len({verdict.key, *keys}) == 5
+    assert verdict.key == replace(verdict, seconds=3.0, notes=["slow"]).key
 
 
 @needs_sources
