@@ -83,10 +83,10 @@ def main() -> int:
     parser.add_argument(
         "--only", metavar="PART", choices=names, help=f"run only one part: {', '.join(names)}"
     )
-    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)  # seconds for --only
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child is not None:
-        return run_here(options.only, options.out, options.emulated, options.child)
+    if options.child:
+        return run_here(options.only, options.out, options.emulated)
     if not options.emulated and not torch.cuda.is_available():
         print(
             "make gpu: PyTorch sees no NVIDIA GPU here, so nothing was run. Use a machine with "
@@ -120,7 +120,7 @@ def run_apart(outcome: Outcome, folder: Path, emulated: bool, seconds: float) ->
     The part writes its rows to one file and its output to a different file.
     """
     command = [sys.executable, __file__, "--only", outcome.part.name, "--out", str(folder)]
-    command += ["--child", str(seconds), *(["--emulated"] if emulated else [])]
+    command += ["--child", *(["--emulated"] if emulated else [])]
     began = time.monotonic()
     log = folder / f"{outcome.part.name}.log"
     # A killed part cannot remove its own temporary files.
@@ -165,10 +165,10 @@ def end_session(session: int) -> None:
             continue
 
 
-def run_here(name: str, folder: Path, emulated: bool, seconds: float) -> int:
+def run_here(name: str, folder: Path, emulated: bool) -> int:
     """Run a part in this process; return an exit status."""
     (part,) = [part for part in PARTS if part.name == name]
-    place = gpu_parts.place(emulated, seconds)
+    place = gpu_parts.place(emulated)
     good = True
     with rows_of(folder, part).open("w") as file:
         try:
