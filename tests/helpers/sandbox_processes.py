@@ -1,10 +1,9 @@
 """The processes of a running sandbox, by their part in it, for tests that end or stop them."""
 
 import contextlib
+import itertools
 
 import psutil
-
-from autograder.sandbox.memory import descendants
 
 
 def processes(bubblewrap: int) -> dict[str, list[int]]:
@@ -18,13 +17,10 @@ def processes(bubblewrap: int) -> dict[str, list[int]]:
         each cell, in the order of their start.
 
     """
-    parents = {}
-    for pid in descendants(bubblewrap):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            parents[pid] = psutil.Process(pid).ppid()
     parts = {"bubblewrap": [bubblewrap]}
-    above = [bubblewrap]
-    for part in ("init", "server", "cells"):
-        above = sorted(pid for pid, parent in parents.items() if parent in above)
-        parts[part] = above
+    for above, part in itertools.pairwise(("bubblewrap", "init", "server", "cells")):
+        parts[part] = []
+        for pid in parts[above]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parts[part] += sorted(child.pid for child in psutil.Process(pid).children())
     return parts
