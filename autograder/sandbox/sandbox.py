@@ -66,7 +66,7 @@ class MachineFailure(CommandFailed):
 
 @dataclass
 class Cell:
-    """One student process, from fork to kill. A context manager."""
+    """One student process, from fork to kill."""
 
     server: ForkServer
     pid: int
@@ -80,12 +80,6 @@ class Cell:
         """End the process and everything that it started, and wait until all of it is gone."""
         self.server.kill([self.pid])
         self._kept.close()
-
-    def __enter__(self) -> Cell:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Sandbox:
@@ -231,7 +225,7 @@ class Sandbox:
         with ours:
             with child_end:
                 cell = self.cell("autograder.inside.look:serve", {}, [child_end.fileno()])
-            with cell:
+            with contextlib.closing(cell):
                 ours.settimeout(_START_SECONDS)
                 try:
                     return str(receive(ours))  # trusted, because no student code has run here
