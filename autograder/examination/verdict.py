@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import secrets
-import threading
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -253,12 +253,10 @@ def assignment_secret(data: Path, assignment: str) -> str:
     path = data / "seeds" / assignment
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{assignment}.{os.getpid()}-{threading.get_ident()}.part")
-        draft.touch(mode=0o600)
-        draft.write_text(secrets.token_hex(32))
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)  # the first process wins, and the file is always complete
-        draft.unlink()
+        with tempfile.NamedTemporaryFile("w", dir=path.parent) as draft:
+            print(secrets.token_hex(32), file=draft, flush=True)
+            with contextlib.suppress(FileExistsError):
+                os.link(draft.name, path)  # the first process wins; the file is always complete
     return path.read_text().strip()
 
 
