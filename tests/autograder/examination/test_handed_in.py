@@ -124,7 +124,6 @@ RIGHT = "return right(x)"
 STUCK = r"longer than its limit of \d+ s"
 HONEST = {
     # Odd.
-    "magics of a kernel": honest(RIGHT, "%load_ext autoreload\n%autoreload 2\n%gui qt"),
     "a helper with writefile": honest(
         "import helper\n    assert helper.ONE == 1\n    return right(x)",
         "%%writefile helper.py\nONE = 1",
@@ -155,11 +154,8 @@ HONEST = {
 }
 
 ANSWERS = {
-    "wrong": loses("return x", "rank 0: wrong sum"),
     "another dtype": loses("return right(x).double()", "rank 0: wrong sum"),
     "an object": loses("return object()", "return tensors, numbers, text"),
-    "a sparse tensor": loses("return torch.zeros(7).to_sparse()", ""),
-    "nested without end": loses("for _ in range(10**5): x = [x]\n    return x", ""),
     "much memory": loses("return bytearray(10**9)", ""),
     "a tensor that lies": loses(
         "return x.as_subclass(Liar)",
@@ -322,7 +318,7 @@ BOMBS = {
 
 TABLE = HONEST | ANSWERS | ENDS | UNDEFINED | BESIDE | OF_HIDDEN | BOMBS
 ALWAYS = {
-    *("magics of a kernel", "a helper with writefile", "kills all it sees", "ends the notebook"),
+    *("a helper with writefile", "kills all it sees", "ends the notebook"),
     *("a fork bomb", "a rank prints without end", "ranks kill all in reach"),
     *("another dtype", "a tensor that lies", "an exception", "exit", "SIGSTOP", "hangs up"),
     *("a circle of waiting", "an endless loop", "no wait", "not Python"),
