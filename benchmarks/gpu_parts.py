@@ -10,7 +10,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from models import MODELS, Model
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils import collect_env
 from torch.utils.benchmark import Timer
 
 ROOT = Path(__file__).parent.parent
@@ -100,39 +100,14 @@ def milliseconds(place: Place, call: Callable[..., object], *arguments: Any) -> 
 
 
 def facts(place: Place) -> Iterator[Row]:
-    """Yield the facts that a reader must know about the machine, and the missing programs."""
-    values = {
-        "torch": torch.__version__,
-        "CUDA of torch": torch.version.cuda,
-        "Python": platform.python_version(),
-        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if place.device == "cuda" else None,
-        "driver": _driver(),
-        "commit": _said(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]),
-    }
-    for number in range(torch.cuda.device_count()):
-        gpu = torch.cuda.get_device_properties(number)
-        values[f"GPU {number}"] = (
-            f"{gpu.name}, {gpu.total_memory >> 20} MiB, {gpu.multi_processor_count} processors, "
-            f"sm_{gpu.major}{gpu.minor}"
-        )
-    for package in ("triton", "numpy", "cloudpickle", "pytest", "nbgrader"):
-        values[package] = (
-            importlib.metadata.version(package) if _importable(package) else "not there"
-        )
-    for fact, value in values.items():
-        yield {"fact": fact, "value": "unknown" if value is None else str(value)}
-
-
-def _driver() -> str | None:
-    return _said(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-
-
-def _said(command: list[str]) -> str | None:
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return process.stdout.strip()
+    """Yield what PyTorch's own report says of the machine, and NCCL's version."""
+    report: str = collect_env.get_pretty_env_info()  # type: ignore[no-untyped-call]
+    lines = report.partition("\nCPU:")[0].splitlines()  # many lines on the processor follow
+    if place.device == "cuda":
+        lines.append(f"NCCL: {'.'.join(map(str, torch.cuda.nccl.version()))}")
+    for fact, _, value in (line.partition(": ") for line in lines):
+        if value:
+            yield {"fact": fact, "value": value}
 
 
 # --- 2: kernels ----------------------------------------------------------------------------------
