@@ -12,8 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,15 +66,6 @@ def examine(place, moment="", act=lambda: None, case=20):
     return report
 
 
-def in_a_while(act: Callable[[], None], seconds: float) -> Callable[[], None]:
-    def later() -> None:
-        timer = threading.Timer(seconds, act)
-        timer.daemon = True
-        timer.start()
-
-    return later
-
-
 def sends(place: Sandbox, part: str, number: int) -> None:
     """Send a signal to the newest process that plays this part, if there is one."""
     with contextlib.suppress(IndexError, ProcessLookupError):
@@ -93,10 +83,9 @@ KILLS = [(part, moment) for part in ("bubblewrap", "init", "server", "cells") fo
     [*(pytest.param(*case, marks=pytest.mark.large) for case in KILLS[:-1]), KILLS[-1]],
 )
 def test_a_process_that_is_killed_costs_nobody_points(place, part, moment):
-    kill = partial(sends, place, part, signal.SIGKILL)
-    act = in_a_while(kill, MOMENTS[moment]) if MOMENTS[moment] else kill
+    kill = threading.Timer(MOMENTS[moment], sends, (place, part, signal.SIGKILL))
     try:
-        report = examine(place, moment, act)
+        report = examine(place, moment, kill.start)
     except MachineFailure:
         report = examine(place)  # tried again, in a new sandbox
     assert report.passed, report
