@@ -72,13 +72,7 @@ def test_it_refuses_its_list_and_nothing_else(machine: str) -> None:
     assert run(program, kill, architecture, 1, 9) == KILLED
     assert run(program, kill, architecture, 1, 15) == ALLOWED
     assert run(program, kill, architecture, 2, 9) == ALLOWED
-
-
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_nobody_sets_a_limit_after_which_the_kernel_sends_sigkill(machine):
-    program = seccomp_filter(machine)
-    architecture = seccomp._ARCHITECTURES[machine]
-    by_arguments = numbers_of(machine, "arguments")
+    # Nobody sets a limit after which the kernel sends SIGKILL.
     setrlimit, prlimit = by_arguments["setrlimit"], by_arguments["prlimit64"]
     cpu, files, somewhere = 0, 7, 0x7FFF_0000_1000
     assert run(program, setrlimit, architecture, cpu, somewhere) == REFUSED
