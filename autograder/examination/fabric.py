@@ -4,10 +4,11 @@ A rank is a process that is not trusted. It asks in plain values, which are chec
 anything is done:
 
     rank → examiner   post, new_group, wait, test, compute, ask
-    examiner → rank   done, later, answer, stop
+    examiner → rank   done, later, answer
 
-A rank that breaks the protocol or exceeds a limit counts as ended. Ranks that wait for it are told
-so, and all others go on. What a rank says about time counts only if its program declares it.
+A rank that breaks the protocol or exceeds a limit counts as ended. Ranks that wait for it wait
+until the case is ended, and all others go on. What a rank says about time counts only if its
+program declares it.
 """
 
 from __future__ import annotations
@@ -294,8 +295,7 @@ class ExaminersFabric:
         """Carry out what is possible, and answer the ranks that can go on.
 
         Raises:
-            RanksError: no rank can go on, or operations do not fit together. All ranks have been
-                told.
+            RanksError: no rank can go on, or operations do not fit together.
 
         """
         while True:
@@ -316,8 +316,6 @@ class ExaminersFabric:
         stuck = not running and any(phase is Phase.BLOCKED for phase in self.fabric.phase)
         if self.fabric.failure is not None or stuck:
             error = explain_failure(self.fabric)
-            for number in range(self.fabric.world_size):
-                self._send(number, "stop", str(error)[:4096])
             raise self._failed(error.states) or error
 
     def end(self, rank: int, reason: str = "") -> None:

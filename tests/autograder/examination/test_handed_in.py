@@ -272,7 +272,7 @@ BOMBS = {
         "    for i in range(5):\n"
         "        work = dist.isend(big, 1) if other else dist.irecv(big, 0)\n"
         "        raw(encode('wait', i + 1)), time.sleep(2.5)\n"
-        "        other and found('FabricClient')._receive('done')\n"
+        "        other and found('FabricClient')._receive()\n"
         "    time.sleep(99)",
         "under way at once; the limit for a rank is",
     ),
