@@ -298,7 +298,8 @@ class CaseRanks(Exchange):
     def __exit__(self, *_: object) -> None:
         for channel in self._channels:
             channel.close()
-        self._sandbox.kill(self._cells)
+        for cell in self._cells:
+            cell.close()
 
     def start(self) -> None:
         """Give every rank its input, and wait until each is about to run the student's code.

@@ -159,13 +159,6 @@ class Sandbox:
                 raise self.broken("The sandbox has ended") from None
             return Cell(self._server, pid, resources.pop_all())
 
-    def kill(self, cells: Sequence[Cell]) -> None:
-        """End these cells, all at once."""
-        if cells:
-            cells[0].server.kill([cell.pid for cell in cells])
-        for cell in cells:
-            cell.close()
-
     def warm(self) -> None:
         """Start the sandbox, unless it runs. An error of an earlier sandbox is forgotten.
 
