@@ -22,12 +22,7 @@ from autograder.examination.fabric import Bounds, ExaminersFabric, ProtocolError
 from autograder.sandbox.sandbox import Cell, Sandbox
 from course_lib.checking.cases import Case, Check
 from course_lib.limits import MAX_TEXT
-from course_lib.ranks.explain.errors import (
-    MismatchError,
-    RankError,
-    RanksError,
-    RankState,
-)
+from course_lib.ranks.explain.errors import MismatchError, RankError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error, timed_out
 from course_lib.ranks.for_graders import explain_misuse
 from course_lib.ranks.placement import place as placement
