@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.ranks.explain.pickling import dumps, find_unsendable
+from course_lib.ranks.explain.pickling import dumps, unsendable_variable
 from course_lib.ranks.explain.words import counted
 from course_lib.ranks.memory import Packed, pack
 
@@ -124,13 +124,12 @@ def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
         try:
             dumps(part)
         except Exception as reason:
-            inner, value = find_unsendable(name, part)
-            uses = "" if value is part else f"{name} cannot be sent to the ranks: it uses "
-            cannot = "" if uses else " cannot be sent to the ranks"
+            cannot = f"{name} ({type(part).__name__}) cannot be sent to the ranks"
+            if variable := unsendable_variable(part):
+                cannot = f"{name} cannot be sent to the ranks: it uses {variable}"
             return TypeError(
-                f"{uses}{inner} ({type(value).__name__}){cannot}: {reason}. Send only tensors, "
-                "numbers, text and plain functions. Create files, locks and the like inside the "
-                "function."
+                f"{cannot}: {reason}. Send only tensors, numbers, text and plain functions. "
+                "Create files, locks and the like inside the function."
             )
     return TypeError(f"the call cannot be sent to the ranks: {error}")
 

@@ -88,12 +88,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         cloudpickle.Pickler.dispatch_table,
     )
 
-    last: Any = None
-    """The last object that was asked how it is rebuilt; after an error, the one that failed."""
-
     def reducer_override(self, obj: Any) -> Any:
         """Return how `obj` is rebuilt by its reader: see `pickle.Pickler`."""
-        self.last = obj
         if isinstance(obj, dist.Work):
             raise TypeError(
                 f"the handle of an operation ({type(obj).__name__}) must stay on its rank: call "
@@ -137,55 +133,28 @@ def dumps(value: Any) -> bytes:
     return file.getvalue()
 
 
-def find_unsendable(name: str, value: Any) -> tuple[str, Any]:
-    """Return the innermost variable or part of `value` that cannot be sent, and its name.
-
-    `value` itself cannot be sent, and messages call it `name`.
-    """
-    failed = _what_fails(value)
-    visited = [value]
-    while value is not failed:
-        for inner_name, inner in _parts_of(name, value):
-            if not any(inner is earlier for earlier in visited) and _what_fails(inner) is not None:
-                name, value = inner_name, inner
-                visited.append(value)
-                break
-        else:
-            break
-    return name, value
+def unsendable_variable(function: Any) -> str:
+    """Return the variable because of which a function cannot be sent; empty if none is found."""
+    if isinstance(function, functools.partial):
+        function = function.func
+    for name, value in _variables_of(function):
+        try:
+            dumps(value)
+        except Exception:
+            return f"{name} ({type(value).__name__})"
+    return ""
 
 
-def _what_fails(value: Any) -> Any:
-    """Return the object because of which `value` cannot be sent; ``None`` if it can be sent."""
-    pickler = Pickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
-    try:
-        pickler.dump(value)
-    except Exception:
-        return pickler.last
-    return None
-
-
-def _parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is sent with `value`, with the names that its author uses."""
-    if isinstance(value, types.MethodType):
-        yield from ((name, value.__func__), ("self", value.__self__))
-    elif isinstance(value, functools.partial):
-        yield name, value.func
-        yield "an argument of functools.partial", value.args
-        yield from value.keywords.items()
-    elif isinstance(value, types.FunctionType):
-        for variable in _names_in(value.__code__):
-            if variable in value.__globals__:
-                yield variable, value.__globals__[variable]
-        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+def _variables_of(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variables that a Python function uses, by name."""
+    if isinstance(function, types.FunctionType):
+        for name in _names_in(function.__code__):
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
+        closure = function.__closure__ or ()
+        for name, cell in zip(function.__code__.co_freevars, closure, strict=True):
             with suppress(ValueError):  # the variable has no value yet
-                yield variable, cell.cell_contents
-    elif isinstance(value, dict):
-        yield from ((f"{name}[{key!r}]", part) for key, part in value.items())
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from ((f"{name}[{index}]", part) for index, part in enumerate(value))
-    elif hasattr(value, "__dict__"):
-        yield from ((f"{name}.{key}", part) for key, part in list(vars(value).items()))
+                yield name, cell.cell_contents
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
