@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import re
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
@@ -136,13 +135,11 @@ def rank_error(
 ) -> RankError:
     """Return the error for `failures`. The failure on rank `first` is shown in full."""
     failure = failures[first]
-    same = [r for r in sorted(failures) if _alike(failures[r], failure)]
+    shown = failure.kind, failure.where, failure.message
+    same = [r for r, f in sorted(failures.items()) if (f.kind, f.where, f.message) == shown]
     # The message of a SyntaxError already names its line.
     location = f"  ({failure.where})" if failure.where and failure.kind != "SyntaxError" else ""
-    message = _first_line(failure.message)
-    if message:
-        all_say_it = all(failures[r].message == failure.message for r in same)
-        message = f"{'' if all_say_it else f', on rank {first}'}: {message}"
+    message = f": {_first_line(failure.message)}" if failure.message.strip() else ""
     error = RankError(
         f"{names(same)} raised {failure.kind}{message}{location}",
         [
@@ -159,15 +156,6 @@ def rank_error(
     error.undefined = failure.undefined
     error.__cause__ = original
     return error
-
-
-def _alike(first: Failure, other: Failure) -> bool:
-    """Return whether two ranks failed in the same way, except for numbers such as the rank."""
-
-    def without_numbers(failure: Failure) -> tuple[str, str, str]:
-        return failure.kind, failure.where, re.sub(r"\d+", "#", failure.message)
-
-    return without_numbers(first) == without_numbers(other)
 
 
 def _first_line(message: str) -> str:
