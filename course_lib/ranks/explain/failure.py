@@ -18,7 +18,7 @@ from course_lib.ranks.explain.errors import (
     RankTimeout,
     format_states,
 )
-from course_lib.ranks.explain.lines import innermost, is_installed, is_ours, named, package_of
+from course_lib.ranks.explain.lines import innermost, is_installed, is_ours, named
 from course_lib.ranks.explain.pickling import dumps
 from course_lib.ranks.explain.words import counted, names, one_or_many
 
@@ -111,8 +111,7 @@ def _without_libraries(
         if installed and number > 0 and len(run) > _CALLS_SHOWN:
             visible = run[-1:] if number == len(runs) - 1 else []
             hidden = run[: len(run) - len(visible)]
-            packages = ", ".join(dict.fromkeys(package_of(frame.filename) for frame in hidden))
-            shown.append(f"  … {counted(len(hidden), 'call')} inside {packages}\n")
+            shown.append(f"  … {counted(len(hidden), 'call')} inside packages\n")
             run = visible
         shown += traceback.format_list(run)
     if (left_out := len(shown) - 2 * _ENDS) > 0:

@@ -154,17 +154,6 @@ def may_be_edited(name: str) -> bool:
     return not is_ours(name) and not name.startswith((TORCH, *_PACKAGES, *_PYTHON))
 
 
-def package_of(name: str) -> str:
-    """Return the package that a file belongs to, such as ``torch``, or ``Python``."""
-    if name.startswith(_COURSE):
-        return Path(_COURSE).name
-    for folder in (TORCH, *_PACKAGES):
-        if name.startswith(folder):
-            root = Path(TORCH).parent if folder == TORCH else folder
-            return Path(name).relative_to(root).parts[0].removesuffix(".py")
-    return "Python"
-
-
 @functools.lru_cache(maxsize=4096)
 def is_ours(name: str) -> bool:
     """Return whether a file belongs to the ranks or the checks. No report shows its lines."""
