@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankState
 from course_lib.ranks.explain.waiting import Skipped, Unmatched, first_few
-from course_lib.ranks.explain.words import counted, names_inside, one_or_many
+from course_lib.ranks.explain.words import counted, names_inside
 
 Splits = tuple[dict[int, int], dict[int, int]]
 """Of a rank in an all-to-all: the elements that it sends to each rank, and expects from each."""
@@ -40,18 +40,13 @@ def unfinished(
         text += f"#{gap.first}"
         lines.append(text + (f", {gap.signature} ({gap.where})." if gap.signature else "."))
     for left in unmatched:
-        tag = f" with tag {left.tag}" if left.tag else ""
+        messages = counted(left.count, "message") + (f" with tag {left.tag}" if left.tag else "")
         other = "any rank" if left.peer is None else f"rank {left.peer}"
         at = f" ({left.where})" if left.where else ""
-        messages = counted(left.count, "message") + tag
-        pronoun = one_or_many(range(left.count), "it", "them")
-        if left.sends:
-            did, never = f"sent {messages} to", "received"
-        else:
-            did, never = f"waits for {messages} from", "sent"
-        clause_start = "which" if left.peer is not None else "but no rank"
-        never = f"never {never}" if left.peer is not None else never
-        lines.append(f"Rank {left.rank} {did} {other}, {clause_start} {never} {pronoun}{at}.")
+        did = f"sent {messages} to {other}: never received"
+        if not left.sends:
+            did = f"waits for {messages} from {other}: never sent"
+        lines.append(f"Rank {left.rank} {did}{at}.")
     summary = (
         "Every rank ended, but some communication is not finished."
         if over
