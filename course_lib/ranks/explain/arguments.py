@@ -16,35 +16,22 @@ _RANK = ("rank", "local_rank", "world_size")
 
 
 def argument_hint(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return what to do if ``fn(*args, **kwargs)`` cannot begin; empty if it can."""
+    """Return a hint if this may be why ``fn(*args, **kwargs)`` cannot begin, else ``""``."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # compiled code need not say what it takes
         return ""
-    parameters = signature.parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        for name in kwargs.keys() - signature.parameters.keys():
-            if name in OPTIONS:
-                return f"{name!r} is an option of Ranks, not of run: write Ranks(…, {name}=…)."
-            return f"run(f, …) passes all other arguments to f, and f has no parameter {name!r}."
+    parameters = signature.parameters
     try:
         bound = signature.bind_partial(*args, **kwargs).arguments
-    except TypeError:
-        return "run(f, a, b) calls f(a, b) on every rank. run adds no arguments."
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    missing_names = [
-        parameter.name
-        for parameter in parameters
-        if parameter.name not in bound
-        and parameter.default is parameter.empty
-        and parameter.kind not in several
-    ]
-    if not missing_names:
+    except TypeError:  # Python says which argument the function does not take
+        for name in kwargs.keys() & {*OPTIONS} - parameters.keys():
+            return f"{name!r} is an option of Ranks, not of run: write Ranks(…, {name}=…)."
         return ""
-    hint = "run(f, a, b=…) calls f(a, b=…) on every rank: give run every argument that f needs."
-    if any(name in _RANK for name in missing_names):
-        hint += (
-            " run does not pass the rank to f: inside f, dist.get_rank() returns the rank, and "
-            "dist.get_world_size() the number of ranks."
-        )
-    return hint
+    missing_names = parameters.keys() & {*_RANK} - bound.keys()
+    if all(parameters[name].default is not inspect.Parameter.empty for name in missing_names):
+        return ""
+    return (
+        "run does not pass the rank to f: inside f, dist.get_rank() returns the rank, and "
+        "dist.get_world_size() the number of ranks."
+    )

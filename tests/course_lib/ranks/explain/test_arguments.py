@@ -27,8 +27,7 @@ def raises_inside() -> None:
         (functools.partial(spawned, 1), (), {}, "dist.get_world_size() the number of ranks"),
         (spawned, (1,), {}, "dist.get_world_size() the number of ranks"),
         (plain, (), {"timeout": 5}, "'timeout' is an option of Ranks, not of run"),
-        (plain, (), {"seed": 5}, "f has no parameter 'seed'"),
-        (plain, (1,), {}, "run adds no arguments"),
+        (plain, (), {"seed": 5}, "unexpected keyword argument 'seed'"),
     ],
 )
 def test_hints(ranks_of, on, function, args, options, hint):
