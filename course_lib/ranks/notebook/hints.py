@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
-from course_lib.ranks.explain.errors import DeadlockError, RankError, RanksError
-from course_lib.ranks.explain.words import names_inside, one_or_many, spans
+from course_lib.ranks.explain.errors import RankError, RanksError
 from course_lib.ranks.variables import GIVEN
 
 
-def add_hints(error: RanksError, variables: Mapping[str, Any], chosen: Sequence[int]) -> None:
-    """Add hints to an error that need the notebook's `variables`, or the ranks that ran the cell.
-
-    `chosen` are the ranks that ran the cell.
-    """
+def add_hint(error: RanksError, variables: Mapping[str, Any]) -> None:
+    """Say how a variable of the notebook gets to the ranks, if the error is that they lack it."""
     name = error.undefined if isinstance(error, RankError) else ""
     if name in variables and not name.startswith("_"):
-        error.add_detail(_missing(name, variables[name]))
-    idle_ranks = [state.rank for state in error.states if state.rank not in chosen]
-    if isinstance(error, DeadlockError) and idle_ranks:
-        verb = one_or_many(chosen, "runs", "run")
         error.add_detail(
-            f"Only {names_inside(chosen)} {verb} this cell (%%ranks {spans(chosen)}). A "
-            "collective needs all ranks of its group: run the cell on all of them."
+            f"{name!r} is a name of the notebook; %%ranks cells have their own. Import it in the "
+            f"cell, or send it to the ranks first: ranks.push({name}={name})"
         )
 
 
@@ -37,17 +28,3 @@ def hint_after(result: Any) -> None:
             f"{name!r} is there in cells that run on the ranks: begin the cell with %%ranks.",
             file=sys.stderr,
         )
-
-
-def _missing(name: str, value: Any) -> str:
-    if isinstance(value, ModuleType):
-        module = value.__name__
-        statement = f"import {module}" + (f" as {name}" if module != name else "")
-        return (
-            f"{name!r} is imported in the notebook, but not on the ranks. In the cell, write: "
-            f"{statement}"
-        )
-    return (
-        f"{name!r} is a variable of the notebook; %%ranks cells have their own variables. "
-        f"Send it to the ranks first: ranks.push({name}={name})"
-    )

@@ -28,7 +28,7 @@ from course_lib.ranks.calls import cell_labels
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.explain.lines import frames_from
 from course_lib.ranks.notebook.cells import Cell, compile_cell, run_cell
-from course_lib.ranks.notebook.hints import add_hints, hint_after
+from course_lib.ranks.notebook.hints import add_hint, hint_after
 from course_lib.ranks.notebook.options import choose, make_ranks
 from course_lib.ranks.output.printer import equal_items, label, show_bundle
 from course_lib.ranks.ranks import Ranks
@@ -86,7 +86,7 @@ class _Magics:
                     file=sys.stderr,
                 )
             if isinstance(error, RanksError):
-                add_hints(error, self._shell.user_ns, chosen)
+                add_hint(error, self._shell.user_ns)
             raise
         _show(shown)
 

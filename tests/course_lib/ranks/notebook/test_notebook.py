@@ -155,8 +155,6 @@ def test_variables_travel_between_notebook_and_ranks(pair) -> None:
     name_error = pair.run("%%ranks\nlr").error
     assert "NameError: name 'lr' is not defined" in name_error
     assert "ranks.push(lr=lr)" in name_error
-    pair.run("pytorch = torch")
-    assert "import torch as pytorch" in " ".join(pair.run("%%ranks\npytorch").error.split())
     assert not pair.run("ranks.push(lr=lr, shard=per_rank([torch.ones(2), torch.ones(3)]))").error
     pair.run("%%ranks\nloss = lr * shard.sum().item()\ndist.barrier()")
     assert pair.run("print(ranks.pull('loss'), len(ranks.trace.operations))").text == (
@@ -179,7 +177,7 @@ def test_some_of_the_ranks_run_a_cell(pair) -> None:
     assert pair.run("%%ranks 1\nalone = rank\nalone").text == "[rank 1] 1\n"
     assert "it has" in pair.run("ranks.pull('alone')").error
     error = pair.run("%%ranks 0\ndist.barrier()").error
-    assert "Only rank 0 runs this cell (%%ranks 0)" in error
+    assert "Rank 0 waits for rank 1, which ended without taking part" in error
     assert "must be 0 to 1" in pair.run("%%ranks 2\nrank").error
 
 
