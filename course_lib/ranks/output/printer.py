@@ -98,10 +98,6 @@ class Printer:
                 self._show(label(ranks), item)
         sys.stdout.flush()
 
-    def waiting(self) -> bool:
-        """Return whether `end_call` has anything to show or to reset."""
-        return bool(self._shown or self._hidden or any(self._queues))
-
     def end_call(self) -> None:
         """Show the remaining output, at the end of a call."""
         self.release(everything=True)
@@ -157,11 +153,6 @@ class RankOutput:
         self._fd = fd
         self._printer = printer
         self._rest = b""
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a line has begun that was not passed on yet."""
-        return bool(self._rest)
 
     def fileno(self) -> int:
         """Return the pipe's descriptor, for a selector."""

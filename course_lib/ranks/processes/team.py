@@ -320,13 +320,10 @@ class Team:
         finally:
             if progress is not None:
                 progress.clear()
-            # Only a call that prints needs protection: an interrupt could split its output.
-            unfinished = any(member.output.unfinished for member in self.members)
-            if unfinished or self._poll.poll(0) or self._printer.waiting():
-                with uninterrupted():
-                    for member in self.members:
-                        member.output.drain()
-                    self._printer.end_call()
+            with uninterrupted():  # an interrupt could split the output
+                for member in self.members:
+                    member.output.drain()
+                self._printer.end_call()
 
     def _after_failure(self, views: Sequence[RankView], seconds: float) -> None:
         """Raise the error of a failed rank as soon as waiting longer would show nothing more."""
