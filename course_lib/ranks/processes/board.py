@@ -101,10 +101,6 @@ class Board:
         self._parts: list[Any] = [
             _Part.from_buffer(pages, size * rank) for rank in range(world_size)
         ]
-        self._channels: dict[tuple[int, int], Any] = {}
-        """(rank, key) → the channel, if it was looked for before."""
-        self._seen = [0] * world_size
-        """Per rank, how many of its channels are in `_channels`."""
 
     @classmethod
     def create(cls, world_size: int) -> Board:
@@ -114,7 +110,6 @@ class Board:
     def close(self) -> None:
         """Unmap the board and close its file descriptor."""
         self._parts = []
-        self._channels.clear()
         os.close(self.fd)
 
     # Places ----------------------------------------------------------------------------------
@@ -122,17 +117,11 @@ class Board:
     def _channel(self, rank: int, channel: MessageChannel, create: bool = False) -> Any:
         """Return a channel of a rank; ``None`` if there is none."""
         key = channel.word()
-        if (cached := self._channels.get((rank, key))) is not None:
-            return cached
-        channels = self._parts[rank].channels
-        while (slot := self._seen[rank]) < MAX_CHANNELS:
-            entry = channels[slot]
+        for entry in self._parts[rank].channels:
             if not entry.key:
                 if not create:
                     return None
                 entry.key = key
-            self._channels[rank, entry.key] = entry
-            self._seen[rank] = slot + 1
             if entry.key == key:
                 return entry
         if not create:
@@ -145,11 +134,6 @@ class Board:
     def _group(self, rank: int, key: int) -> Any:
         """Return a group of a rank; ``None`` if it has not opened it."""
         return next((group for group in _used(self._parts[rank].groups) if group.key == key), None)
-
-    def forget_places(self) -> None:
-        """Forget where channels are. A rank does so before each call: `clear` may have run."""
-        self._channels.clear()
-        self._seen = [0] * self.world_size
 
     # Writing ---------------------------------------------------------------------------------
 
@@ -245,10 +229,7 @@ class Board:
         return seq
 
     def clear(self) -> None:
-        """Remove the groups and channels of the last call. The parent calls this between calls.
-
-        Every rank must then call `forget_places` before it writes again.
-        """
+        """Remove the groups and channels of the last call. The parent calls this between calls."""
         for part in self._parts:
             for channel in _used(part.channels):
                 channel.key = channel.started = 0

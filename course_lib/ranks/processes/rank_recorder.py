@@ -197,7 +197,6 @@ class RankRecorder:
 
     def begin(self) -> None:
         """Begin the log of a new call. The board may have been cleared before it."""
-        self.board.forget_places()
         self._slots.clear()
         self.events.clear()
         self.blocked.clear()
