@@ -287,12 +287,6 @@ class Board:
         """Return how many operations of all ranks were launched and are not over."""
         return sum(part.pending for part in self._parts)
 
-    def untouched(self) -> bool:
-        """Return whether no rank has communicated since the board was cleared."""
-        return not any(
-            part.channels[0].key or part.groups[0].key or part.pending for part in self._parts
-        )
-
     def views(self) -> list[RankView]:
         """Return every rank's part, in rank order."""
         return [self.view(rank) for rank in range(self.world_size)]

@@ -241,7 +241,7 @@ class Team:
         return read_results(member.answer.value for member in self.members if member.answer)
 
     def _begin(self) -> None:
-        if not self._board.untouched() and not self._board.pending():
+        if not self._board.pending():
             self._board.clear()  # numbers restart: students count the operations of one call
         # A rank that has not picked up this call yet must not look as if it had finished it.
         self._board.set_all(RankPhase.RUNNING)
@@ -266,8 +266,8 @@ class Team:
         If no communication is left behind, the ranks can be used again.
         """
         failures = self._failures()
-        views = self._board.views() if failures or not self._board.untouched() else []
-        left_behind = out_of_step(views) if views else None
+        views = self._board.views()
+        left_behind = out_of_step(views)
         left = left_behind is not None or (failures and self._board.pending())
         self.reusable = not left or self._give_up()
         for member in self.members:
