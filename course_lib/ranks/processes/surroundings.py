@@ -1,7 +1,6 @@
 """The surroundings of a call in the notebook: the text of its cells, folder, modules, environment.
 
-Ranks adopt the surroundings with the first call after a change. They are checked before every call,
-so the check must be cheap: it compares without copying.
+Ranks adopt the surroundings with the first call after a change.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from course_lib.ranks.calls import Sources, cell_numbers, cell_sources, install_sources
@@ -31,11 +29,7 @@ class Surroundings:
     def __init__(self) -> None:
         self._files: set[str] = set()
         """Names in ``linecache`` whose lines the ranks have, or can read themselves."""
-        self._seen: set[str] = set()
-        self._numbers: dict[str, int] = {}
-        self._folder = ""
-        self._path: list[str] = []
-        self._environment: Mapping[Any, Any] | None = None
+        self._last: tuple[Any, ...] = ()
 
     def news(self) -> News | None:
         """Return the surroundings if they have changed since the last time, else ``None``.
@@ -46,24 +40,15 @@ class Surroundings:
             folder = os.getcwd()
         except FileNotFoundError:
             folder = ""
-        numbers = cell_numbers()
-        # Compare undecoded values: decoding all of them takes noticeable time in every call.
-        environment = getattr(os.environ, "_data", os.environ)
-        if not (
-            linecache.cache.keys() != self._seen
-            or numbers != self._numbers
-            or folder != self._folder
-            or sys.path != self._path
-            or environment != self._environment
-        ):
+        environment = {k: v for k, v in os.environ.items() if k not in _NOT_SENT}
+        path, cells = list(sys.path), dict(cell_numbers())
+        now = set(linecache.cache), cells, folder, path, environment
+        if now == self._last:
             return None
-        self._seen = set(linecache.cache)
-        self._numbers, self._environment = dict(numbers), dict(environment)
-        self._folder, self._path = folder, list(sys.path)
+        self._last = now
         sources = cell_sources(self._files)
         self._files |= sources.lines.keys()
-        sent = {k: v for k, v in os.environ.items() if k not in _NOT_SENT}
-        return sources, folder, self._path, sent
+        return sources, folder, path, environment
 
 
 def enter(
