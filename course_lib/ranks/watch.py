@@ -46,7 +46,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
-from course_lib.ranks._torch.process_world import is_registered, replace_new_group
 from course_lib.ranks._torch.versions import warn_if_untried
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, describe
@@ -64,7 +63,7 @@ from course_lib.ranks.processes.board_diagnosis import (
 from course_lib.ranks.processes.board_views import RankPhase, RankView
 from course_lib.ranks.processes.member import cpu_state
 from course_lib.ranks.processes.rank_recorder import RankRecorder
-from course_lib.ranks.processes.world import install
+from course_lib.ranks.processes.world import count_new_groups, install
 
 _EVERY = 0.25
 """Seconds between two looks. At each look, this rank publishes what it does."""
@@ -171,21 +170,6 @@ class Watch:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         inside = frame is not None and frame.f_code.co_name == "_engine_run_backward"
         return inside and state[1] == before
-
-    def counting(self, new_group: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``new_group`` that counts its calls on the board and makes only metered groups."""
-        signature = inspect.signature(new_group)
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            if not is_registered(bound.arguments.get("backend")):
-                # For gloo and NCCL too, use the default backend, which is the metered one.
-                bound.arguments["backend"] = None
-            if not bound.arguments.get("use_local_synchronization"):
-                self.recorder.enter_new_group(bound.arguments.get("ranks"))
-            return new_group(*bound.args, **bound.kwargs)
-
-        return counted
 
     # What all do ------------------------------------------------------------------------------
 
@@ -453,7 +437,7 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
                 warn_if_untried()
             store = dist.PrefixStore("course_lib.ranks.watch", arguments["store"].clone())  # type: ignore[attr-defined]
             _watch = Watch(store, arguments["rank"], arguments["world_size"], arguments["timeout"])
-            replace_new_group(_watch.counting)
+            count_new_groups(_watch.recorder)
         install(_watch.recorder, backend=backend)
         arguments["backend"] = "metered"
         for name in ("device_id", "pg_options"):  # only for NCCL's own groups

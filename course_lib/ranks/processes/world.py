@@ -114,6 +114,29 @@ def _stand_in(name: str, function: Callable[..., Any]) -> None:
         setattr(module, name, function)
 
 
+def count_new_groups(recorder: RankRecorder) -> None:
+    """Let ``dist.new_group`` count its calls on the board, and make only metered groups."""
+
+    def wrap(new_group: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(new_group)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            backend = bound.arguments.get("backend")
+            if not is_registered(backend):
+                bound.arguments["backend"] = None  # use the metered default, also for "gloo"
+            if not bound.arguments.get("use_local_synchronization"):
+                recorder.enter_new_group(bound.arguments.get("ranks"))
+            group = new_group(*bound.args, **bound.kwargs)
+            if backend and isinstance(group, MeteredProcessGroup):
+                group.backend = str(backend)
+            return group
+
+        return counted
+
+    replace_new_group(wrap)
+
+
 @untraced
 def _start_batch(
     one_by_one: Callable[[Any], list[dist.Work]], p2p_op_list: list[Any]
@@ -186,12 +209,12 @@ class World:
         # as it still waits for something.
         self._given_up: list[list[Any]] = []
         self._looked_at = _FEW_GROUPS
-        self._local: Counter[str] = Counter()
-        self._local_name = ""
+        self._local: Counter[tuple[int, ...]] = Counter()
+        """Members → how many groups they have made without the other ranks in this call."""
         install(recorder, backend)
         self._init = c10d.init_process_group
         _stand_in("init_process_group", self._join_again)
-        replace_new_group(self._counting)
+        count_new_groups(recorder)
         self._join()
 
     # Joining, and joining again -----------------------------------------------------------------
@@ -254,8 +277,11 @@ class World:
         if name == "0" and everyone is not None:
             return everyone
         rank = members.index(self.recorder.rank)
-
-        name = self._local_name or name
+        if not name.isdecimal():
+            # Only its members make this group. PyTorch's own name counts all groups of this rank,
+            # and other members may have others.
+            self._local[members] += 1
+            name = f"ranks {spans(members)}, number {self._local[members]}"
         made_in = f"{name} of call {self._call}, world {self._destroyed}"
 
         def inner() -> Any:
@@ -270,33 +296,6 @@ class World:
         if name == "0":
             self._everyone = group
         return group
-
-    def _counting(self, new_group: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``_new_group_with_tag``, counted on the board and always metered."""
-        signature = inspect.signature(new_group)
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            backend = bound.arguments.get("backend")
-            if not is_registered(backend):
-                bound.arguments["backend"] = None  # use the metered default, also for "gloo"
-            ranks = bound.arguments.get("ranks")
-            if not bound.arguments.get("use_local_synchronization"):
-                self.recorder.enter_new_group(ranks)
-            elif ranks is not None and self.recorder.rank in ranks:
-                # PyTorch's own name counts this rank's groups, and other members may have others.
-                members = spans(sorted(ranks))
-                self._local[members] += 1
-                self._local_name = f"ranks {members}, number {self._local[members]}"
-            try:
-                group = new_group(*bound.args, **bound.kwargs)
-            finally:
-                self._local_name = ""
-            if backend and isinstance(group, MeteredProcessGroup):
-                group.backend = str(backend)
-            return group
-
-        return counted
 
     def _free_given_up(self) -> None:
         """Free the connections that were replaced when an earlier call was given up.
