@@ -15,7 +15,7 @@ import pickle
 import struct
 import tempfile
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,10 +65,15 @@ class Packed:
     _free: Callable[[], Any] | None = None
 
     @classmethod
-    def in_file(cls, size: int, parts: int, fd: int) -> Packed:
-        """Return the object whose bytes are in the file `fd`."""
+    def in_file(
+        cls, size: int, parts: int, pieces: Iterable[bytes | bytearray | memoryview]
+    ) -> Packed:
+        """Return the object whose bytes are `pieces`, in a file."""
+        fd = anonymous_file("call")
         packed = cls(size, parts, b"", fd)
         packed._free = weakref.finalize(packed, os.close, fd)
+        with open(fd, "wb", closefd=False) as file:
+            file.writelines(pieces)
         return packed
 
     def __reduce__(self) -> Any:
@@ -78,9 +83,7 @@ class Packed:
 
     def moved_to_file(self) -> Packed:
         """Return this inline object in a file, so that each `read` maps it and copies no bytes."""
-        fd = anonymous_file("call")
-        _write_all(fd, memoryview(self.inline))
-        return Packed.in_file(self.size, self.parts, fd)
+        return Packed.in_file(self.size, self.parts, [self.inline])
 
     def close(self) -> None:
         """Free the file, if there is one. It is also freed with the object."""
@@ -97,7 +100,7 @@ class Packed:
         try:
             data = map_file(self.fd, self.size, private=True)
         except OSError:  # perhaps a thousand ranks have used up all descriptors: copy at once
-            data = _read_all(self.fd, self.size)
+            data = bytearray(os.pread(self.fd, self.size, 0))
         return unpack(data, self.size, self.parts, own_values)
 
     def read_last(self) -> Any:
@@ -160,18 +163,6 @@ def _tensor(
     return data.permute(back).requires_grad_(requires_grad)
 
 
-def _write_all(fd: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(fd, view[: 1 << 30]) :]
-
-
-def _read_all(fd: int, size: int) -> bytearray:
-    data, at = bytearray(size), 0
-    while at < size:
-        at += os.preadv(fd, [memoryview(data)[at : at + (1 << 30)]], at)
-    return data
-
-
 def pack(
     value: Any,
     *,
@@ -206,14 +197,7 @@ def pack(
     size = sum(map(len, pieces))
     if size <= inline:
         return Packed(size, len(views), bytearray().join(pieces))
-    fd = anonymous_file("call")
-    try:
-        for piece in pieces:
-            _write_all(fd, memoryview(piece))
-    except BaseException:
-        os.close(fd)
-        raise
-    return Packed.in_file(size, len(views), fd)
+    return Packed.in_file(size, len(views), pieces)
 
 
 class _Unpacker(pickle.Unpickler):
