@@ -11,7 +11,7 @@ import inspect
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,14 +39,6 @@ class PerRank(tuple[Any, ...]):
 
 class _WrongNumber(ValueError):
     """A `per_rank` does not have exactly one value per rank."""
-
-
-def _check_number(name: str, values: PerRank, world_size: int) -> None:
-    if len(values) != world_size:
-        raise _WrongNumber(
-            f"{name} is per_rank with {counted(len(values), 'value')}, but it needs "
-            f"{counted(world_size, 'value')}: one for each rank"
-        )
 
 
 def per_rank(values: Iterable[Any]) -> PerRank:
@@ -91,14 +83,15 @@ def pack_call(
     def number_of(part: Any) -> int | None:
         if not isinstance(part, PerRank):
             return None
-        _check_number("a part of the arguments", part, world_size)
+        if len(part) != world_size:
+            raise _WrongNumber(
+                f"the arguments have a per_rank with {counted(len(part), 'value')}, but it needs "
+                f"{counted(world_size, 'value')}: one for each rank"
+            )
         per_rank_values.append(part)
         return len(per_rank_values) - 1
 
     try:
-        for name, value in _named(args, kwargs):
-            if isinstance(value, PerRank):
-                _check_number(name, value, world_size)
         common = pack((fn, list(args), kwargs), elsewhere=number_of)
         if not per_rank_values:
             return common, []
@@ -107,16 +100,10 @@ def pack_call(
     except _WrongNumber:
         raise
     except Exception as error:
-        parts = {"the function": fn, **dict(_named(args, kwargs))}
+        parts = {"the function": fn}
+        parts |= {f"argument {number}": value for number, value in enumerate(args, 1)}
+        parts |= {f"argument '{key}'": value for key, value in kwargs.items()}
         raise _cannot_be_sent(parts, error) from error
-
-
-def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each argument with its name in messages."""
-    for number, value in enumerate(args, 1):
-        yield f"argument {number}", value
-    for key, value in kwargs.items():
-        yield f"argument '{key}'", value
 
 
 def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
