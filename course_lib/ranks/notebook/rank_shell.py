@@ -63,15 +63,10 @@ class RankShell:
                 raise
         self._variables["_exit_code"] = process.returncode
 
-    def getoutput(self, command: str, split: bool = True) -> Any:
-        """Return the output of a shell command: its lines, or one text."""
+    def getoutput(self, command: str) -> list[str]:
+        """Return the lines that a shell command prints."""
         with self._started(command) as process:
-            text = process.communicate()[0]
-        if not split:
-            return text
-        from IPython.utils.text import SList
-
-        return SList(text.splitlines())
+            return process.communicate()[0].splitlines()
 
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run ``%name line``."""
