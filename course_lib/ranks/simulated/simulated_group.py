@@ -209,9 +209,6 @@ class SimulatedProcessGroup(PythonGroup):
         if not is_known(self):
             raise RuntimeError(f"this process group {_GONE}")
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"process groups of simulated ranks have no {name!r}")
-
 
 def _reduction(op: Any, tensors: Sequence[torch.Tensor]) -> str:
     """Return the name of a reduction; raise if these tensors do not allow it."""
