@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 
@@ -47,35 +48,29 @@ class _Switch(io.TextIOBase):
         return int(self._target().write(text))
 
     def flush(self) -> None:
-        """Flush, unless the target is closed: code that kept this stream may use it later."""
-        if not (target := self._target()).closed:
-            target.flush()
+        self._target().flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._before, name)
 
 
-class RankStreams:
-    """Pass each line that the threads print to ``put(rank, line)``, inside a ``with`` block."""
+@contextmanager
+def rank_streams(
+    threads: Sequence[threading.Thread], put: Callable[[int, str], object]
+) -> Iterator[None]:
+    """Pass each line that the threads print to ``put(rank, line)``, inside a ``with`` block.
 
-    def __init__(
-        self, threads: Sequence[threading.Thread], put: Callable[[int, str], object]
-    ) -> None:
-        self._streams = {
-            thread: _RankStream(lambda line, rank=rank: put(rank, line))  # type: ignore[misc]
-            for rank, thread in enumerate(threads)
-        }
-
-    def __enter__(self) -> RankStreams:
-        self._before = sys.stdout, sys.stderr
-        sys.stdout = _Switch(sys.stdout, self._streams)
-        sys.stderr = _Switch(sys.stderr, self._streams)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.stdout, sys.stderr = self._before
-
-    def finish(self) -> None:
-        """Pass on unfinished lines at the end of a call."""
-        for stream in self._streams.values():
+    Unfinished lines are passed on at its end.
+    """
+    streams = {
+        thread: _RankStream(lambda line, rank=rank: put(rank, line))  # type: ignore[misc]
+        for rank, thread in enumerate(threads)
+    }
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Switch(sys.stdout, streams), _Switch(sys.stderr, streams)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for stream in streams.values():
             stream.finish()

@@ -41,7 +41,7 @@ from course_lib.ranks.simulated.fabric import Fabric
 from course_lib.ranks.simulated.fabric_diagnosis import explain_leftovers, fabric_states
 from course_lib.ranks.simulated.handles import Misuse
 from course_lib.ranks.simulated.personal import PersonalState, Worlds
-from course_lib.ranks.simulated.rank_streams import RankStreams
+from course_lib.ranks.simulated.rank_streams import rank_streams
 from course_lib.ranks.simulated.simulated_group import SimulatedRank
 from course_lib.ranks.simulated.virtual_time import virtual_time
 from course_lib.ranks.stopping import raise_in_thread
@@ -152,7 +152,7 @@ class Run:
             stack.enter_context(thread_worlds())
             stack.enter_context(no_profiler())
             put = self.messages.put
-            streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
+            stack.enter_context(rank_streams(self.threads, lambda *line: put(line)))
             stack.enter_context(virtual_time(self.fabric.clock, self._sleep))
             self.baton.states = [
                 PersonalState(rank, classes, before)
@@ -161,13 +161,11 @@ class Run:
             for thread in self.threads:
                 thread.start()
             self.baton.start()
-            if self._listen(math.inf if timeout is None else time.monotonic() + timeout):
-                streams.finish()
-            else:
+            if not self._listen(math.inf if timeout is None else time.monotonic() + timeout):
                 halted = self._states()
                 self._stop()
-            while not self.messages.empty():
-                self._take(0.0)
+        while not self.messages.empty():
+            self._take(0.0)
         log = pack([tuple(event) for event in self.fabric.events], inline=sys.maxsize)
         if halted is not None:
             outcome = Outcome(log, halted, stuck=any(thread.is_alive() for thread in self.threads))
