@@ -17,45 +17,6 @@ from course_lib.ranks import DeadlockError, Ranks
 from course_lib.ranks.processes import fork_client, member
 from tests.helpers import ROOT
 
-REAP = """
-import os, select, signal, time
-from course_lib.ranks.processes import fork_server
-
-if hasattr(os, "waitid"):
-    del os.waitid
-assert fork_server._reap() == []  # no child
-read, write = os.pipe()
-children = {}
-for number in (0, 3):
-    child = os.fork()
-    if child == 0:
-        os.setpgid(0, 0)
-        if os.fork() == 0:  # left behind, and holds the pipe
-            time.sleep(600)
-        os._exit(number)
-    children[child] = number
-running = os.fork()
-if running == 0:
-    os.close(write)
-    time.sleep(600)
-os.close(write)
-ended, until = {}, time.monotonic() + 60
-while len(ended) < 2 and time.monotonic() < until:
-    ended.update(fork_server._reap())
-    time.sleep(0.01)
-assert ended == children, ended
-assert select.select([read], [], [], 60)[0], "what a child has started still runs"
-os.kill(running, signal.SIGKILL)
-while not ended.get(running) and time.monotonic() < until:
-    ended.update(fork_server._reap())
-assert ended[running] == -signal.SIGKILL
-"""
-
-
-def test_children_are_reaped_without_waitid() -> None:
-    """In a process of its own, because it reaps all children."""
-    subprocess.run([sys.executable, "-c", REAP], check=True, timeout=600)
-
 
 def sum_in_group(skipping: int | None = None, local: bool = False) -> float:
     """Return a sum over ranks 0 and 1, which connect before rank 2 makes the group, too."""
