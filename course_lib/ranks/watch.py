@@ -450,23 +450,14 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def main(arguments: list[str]) -> None:
-    """Run a script, or a module after ``-m``."""
-    if arguments[:1] in (["-h"], ["--help"]):
+    """Run a script."""
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
         return
-    if len(arguments) < 1 or (arguments[0] == "-m" and len(arguments) < 2):
-        raise SystemExit(
-            "usage: python -m course_lib.ranks.watch SCRIPT.py [ARGUMENTS] | -m MODULE [ARGUMENTS]"
-        )
     try:
-        if arguments[0] == "-m":
-            sys.argv = arguments[1:]
-            sys.path[0] = os.getcwd()
-            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = arguments
-            sys.path[0] = str(Path(arguments[0]).resolve().parent)
-            runpy.run_path(arguments[0], run_name="__main__")
+        sys.argv = arguments
+        sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as end:
         if end.code and _watch is not None:
             _watch.failed(end)
