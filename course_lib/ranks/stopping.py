@@ -25,14 +25,9 @@ def in_import(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def is_importing(ident: int) -> bool:
-    """Return whether a thread is inside an ``import``."""
-    return in_import(sys._current_frames().get(ident))
-
-
 def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
     """Raise `error` in another thread at its next step of Python code; do nothing if it imports."""
-    if thread.ident is not None and not is_importing(thread.ident):
+    if thread.ident is not None and not in_import(sys._current_frames().get(thread.ident)):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident), ctypes.py_object(error)
         )

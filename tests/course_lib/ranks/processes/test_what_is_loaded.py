@@ -1,5 +1,6 @@
 """The fork server loads modules before and after the first ranks, and ends no import midway."""
 
+import importlib
 import os
 import sys
 import time
@@ -7,7 +8,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from course_lib.ranks import RankError, Ranks
+from course_lib.ranks import RankError, Ranks, RankTimeout
 from course_lib.ranks.processes import fork_client, team
 from tests.helpers import ROOT
 
@@ -39,24 +40,39 @@ def test_a_machine_without_what_few_ranks_need_has_ranks(own_server, tmp_path, m
 
 def import_or_fail(name: str):
     """Import a slow module on rank 0 while rank 1 fails."""
-    import importlib
-
     if dist.get_rank() == 1:
         raise LookupError("gone")
     return importlib.import_module(name)
 
 
-def test_an_import_is_not_given_up_in_the_middle(tmp_path, monkeypatch):
-    (tmp_path / f"{SLOW}.py").write_text(
-        "import time\nuntil = time.monotonic() + 0.6\n"
-        "while time.monotonic() < until:\n    pass\nWHOLE = True\n"
-    )
+@pytest.fixture
+def slow_module(tmp_path, monkeypatch):
+    """A module whose import takes 0.6 s."""
+    text = "import threading\nthreading.Event().wait(0.6)\nWHOLE = True\n"
+    (tmp_path / f"{SLOW}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def is_whole() -> bool | None:
+    return getattr(sys.modules.get(SLOW), "WHOLE", None)
+
+
+def test_an_import_is_not_given_up_in_the_middle(slow_module, monkeypatch):
     monkeypatch.setattr(team, "_GRACE", 0.1)
     monkeypatch.setattr(team, "_GIVE_UP_LIMIT", 20)
-    monkeypatch.syspath_prepend(str(tmp_path))
     with Ranks(2, on="cpu", timeout=60) as ranks:
         before = ranks.run(os.getpid)
         with pytest.raises(RankError, match="LookupError: gone"):
             ranks.run(import_or_fail, SLOW)
-        flags = ranks.run(lambda: getattr(sys.modules.get("slow_helper"), "WHOLE", None))
-        assert (ranks.run(os.getpid), flags) == (before, [True, None])
+        assert ranks.run(is_whole) == [True, None]
+        assert ranks.run(os.getpid) == before
+
+
+def test_a_time_limit_of_simulated_ranks_ends_no_import(slow_module):
+    with Ranks(1, on="simulated", timeout=60) as ranks:
+        assert ranks.run(is_whole) == [None]
+        ranks.timeout = 0.2
+        with pytest.raises(RankTimeout):
+            ranks.run(importlib.import_module, SLOW)
+        ranks.timeout = 60
+        assert ranks.run(is_whole) == [True]
