@@ -19,8 +19,6 @@ from course_lib.ranks.explain.pickling import dumps, unsendable_variable
 from course_lib.ranks.explain.words import counted
 from course_lib.ranks.memory import Packed, pack
 
-_MAX_SOURCE = 1 << 20
-
 
 @dataclass(frozen=True)
 class Call:
@@ -181,8 +179,7 @@ def cell_sources(known_names: set[str]) -> Sources:
         if os.path.exists(name):
             known_names.add(name)
             continue
-        if entry[0] <= _MAX_SOURCE:
-            lines[name] = entry[2]
+        lines[name] = entry[2]
     return Sources(lines, cell_labels())
 
 
