@@ -93,11 +93,6 @@ def _globals_of_cells(frame: types.FrameType | None) -> Iterator[Mapping[str, An
             yield caller.f_globals
 
 
-_US = __name__.partition(".")[0]
-_OURS = (_US, f"{_US}._later")
-"""Modules that every rank has loaded; on a developer's machine they are not installed packages."""
-
-
 class OwnModules:
     """The user's own modules that this rank has imported, and when their files were written."""
 
@@ -117,7 +112,7 @@ class OwnModules:
         self._last = new[0]
         for name in new:
             path = getattr(sys.modules.get(name), "__file__", None) or ""
-            if name in _OURS or name in self._written or not may_be_edited(path):
+            if name in self._written or not may_be_edited(path):
                 continue
             if written := _written(path):
                 self._written[name] = path, written
