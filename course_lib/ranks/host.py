@@ -166,8 +166,8 @@ class Host:
         with uninterrupted():
             # What a rank's thread prints comes through the pipe. The output is the rest, such as
             # that of compiled code; it belongs to no rank.
-            unlabelled = _Unlabelled(1)
-            self._process = fork_member(self._server, f"{__name__}:serve", {}, {}, unlabelled)
+            serving = f"{__name__}:serve"
+            self._process = fork_member(self._server, serving, {}, {}, _show_unlabelled)
             self._pipe, self._output = self._process.pipe, self._process.output
             self._poll = select.poll()
             self._poll.register(self._pipe, select.POLLIN)
@@ -264,12 +264,8 @@ class Host:
         )
 
 
-class _Unlabelled(Printer):
-    """Prints lines as they are; a `Printer` would put a rank in front."""
-
-    def add(self, rank: int, item: Item) -> None:
-        """Print one line."""
-        print(item)
+def _show_unlabelled(rank: int, line: str) -> None:
+    print(line)
 
 
 def _end(server: ForkServer, process: Member) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -145,13 +145,20 @@ def in_notebook() -> bool:
 
 
 class RankOutput:
-    """The reading end of a rank's output pipe."""
+    """The reading end of a rank's output pipe.
 
-    def __init__(self, rank: int, fd: int, printer: Printer) -> None:
+    Args:
+        rank: the rank.
+        fd: the pipe's descriptor.
+        show: called with the rank and each line.
+
+    """
+
+    def __init__(self, rank: int, fd: int, show: Callable[[int, str], None]) -> None:
         os.set_blocking(fd, False)
         self._rank = rank
         self._fd = fd
-        self._printer = printer
+        self._show = show
         self._rest = b""
 
     def fileno(self) -> int:
@@ -191,7 +198,7 @@ class RankOutput:
     def _add(self, line: bytes) -> None:
         # A progress bar overwrites its line: only the last version counts.
         text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
-        self._printer.add(self._rank, text)
+        self._show(self._rank, text)
 
     def close(self) -> None:
         """Close the pipe."""

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from course_lib.ranks.explain.failure import Failure, with_labels
 from course_lib.ranks.explain.lines import innermost_function, line_in_dump
 from course_lib.ranks.memory import anonymous_file
-from course_lib.ranks.output.printer import Printer, RankOutput
+from course_lib.ranks.output.printer import RankOutput
 from course_lib.ranks.processes.board_views import RankPhase, RankView
 from course_lib.ranks.processes.fork_client import ForkServer
 from course_lib.ranks.processes.object_pipe import Answer, ObjectPipe
@@ -71,7 +71,7 @@ def fork_member(
     function: str,
     config: Mapping[str, Any],
     fds: Mapping[str, int],
-    printer: Printer,
+    show: Callable[[int, str], None],
     *,
     rank: int = 0,
     on_gpu: bool = False,
@@ -83,7 +83,7 @@ def fork_member(
         function: gets a list of descriptors, and `config` with their names as ``"fds"``.
         config: what else it gets.
         fds: name → descriptor, beside ``pipe``, ``output`` and ``dump``.
-        printer: takes what it prints.
+        show: called with its rank and each line that it prints.
         rank: its rank.
         on_gpu: whether it uses a GPU.
 
@@ -103,7 +103,7 @@ def fork_member(
     finally:
         child_end.close()
         os.close(write)
-    output = RankOutput(rank, read, printer)
+    output = RankOutput(rank, read, show)
     return Member(rank, pid, on_gpu, ObjectPipe(parent_end, private=False), output, dump)
 
 

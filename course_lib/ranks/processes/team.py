@@ -188,7 +188,7 @@ class Team:
             "course_lib.ranks.processes.worker:serve_calls",
             {**config, "rank": rank, "device": device, "environment": environment},
             fds,
-            self._printer,
+            self._printer.add,
             rank=rank,
             on_gpu=device != "cpu",
         )
