@@ -15,7 +15,6 @@ import html
 import io
 import itertools
 import json
-import math
 import re
 import zlib
 from collections.abc import Callable, Iterable
@@ -27,9 +26,6 @@ from course_lib.figures._shown import Described
 if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never draw
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
-
-MOST = 400
-"""Largest number of drawings in one figure: with more, the page would be too large."""
 
 _PROGRAM = Path(__file__).with_name("explore.js")
 _TIP = "tip: "
@@ -84,15 +80,12 @@ def explore(
             space.
 
     Raises:
-        ValueError: there is no parameter, or one has no values; there are more than `MOST`
-            drawings; `first` or `play` names a parameter or value that does not exist; or `alt` is
-            blank.
+        ValueError: `first` or `play` names a parameter or value that does not exist.
 
     """
     import matplotlib.pyplot as plt
 
     values = {name: list(choices) for name, choices in parameters.items()}
-    _check(values, alt, first or {}, play)
     start = {name: choices[0] for name, choices in values.items()} | (first or {})
     combinations = [
         dict(zip(values, choice, strict=True)) for choice in itertools.product(*values.values())
@@ -132,23 +125,6 @@ def tip(artist: Artist, text: str) -> None:
 def _is_choice(texts: list[str]) -> bool:
     """Return whether these are names to choose from, and no quantities to slide along."""
     return not all(re.match(r"[-−+]?[\d.∞]", text) for text in texts)
-
-
-def _check(values: dict[str, list[Any]], alt: str, first: dict[str, Any], play: str | None) -> None:
-    if not alt.strip():
-        raise ValueError("alt is empty: say in a sentence what changes when the sliders are moved")
-    if not values or not all(values.values()):
-        raise ValueError("explore needs parameters, each with its values, as in K=[2, 4, 8]")
-    count = math.prod(map(len, values.values()))
-    if count > MOST:
-        raise ValueError(
-            f"these values make {count} drawings, but a page holds {MOST}: give fewer values"
-        )
-    for name, value in first.items():
-        if value not in values.get(name, []):
-            raise ValueError(f"first asks for {name}={value!r}, but no slider has this value")
-    if play is not None and play not in values:
-        raise ValueError(f"play must be one of the parameters {', '.join(values)}; got {play!r}")
 
 
 def _drawn(figures: list[Figure], place: int) -> tuple[list[str], bytes]:

@@ -75,17 +75,3 @@ def test_the_element_fetches_nothing_and_says_what_it_shows(explored) -> None:
     assert 'alt="So &amp; &lt;so&gt;."' in page and f"<td>{in_words(5, 3)}</td>" in page
     assert not re.findall(r"(?:src|href)=[\"'](?!data:)|https?://\w", page)
     assert explored._repr_mimebundle_()["image/png"] in page
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"step": []}, "needs parameters"),
-        ({"step": range(500)}, "1500 drawings, but a page holds 400"),
-        ({"first": {"rank": 0}}, "first asks for rank=0"),
-        ({"play": "rank"}, "play must be one of the parameters K, step; got 'rank'"),
-    ],
-)
-def test_what_it_cannot_show(options, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        shown(**options)
