@@ -30,17 +30,11 @@ def winner_map(
     are drawn on a logarithmic axis. Each name has its own colour and hatch, and is written where
     its area has most room. Maps with the same `names`, in the same order, use the same look for
     each name.
-
-    Raises ValueError if a row does not have exactly one winner for each x.
     """
     styles = styles_of([*names, *(name for row in winners.values() for name in row)])
     edges = [xs[0], *(math.sqrt(a * b) for a, b in itertools.pairwise(xs)), xs[-1]]
     areas: dict[str, dict[int, list[tuple[float, float]]]] = {name: {} for name in styles}
     for y, row in winners.items():
-        if len(row) != len(xs):
-            raise ValueError(
-                f"winners[{y}] must have {len(xs)} names, one for each x, got {len(row)}"
-            )
         start = 0
         for name, group in itertools.groupby(row):
             stop = start + len(list(group))
