@@ -9,7 +9,7 @@ from course_lib.cores import usable_cores
 from course_lib.who_wins.algorithms import ALGORITHMS
 from course_lib.who_wins.problem import Problem
 from course_lib.who_wins.report import assumptions, map_table, steps_table
-from course_lib.who_wins.sweep import Place, jobs_of, run
+from course_lib.who_wins.sweep import jobs_of, run
 from course_lib.who_wins.winners import cells_of, steps_of
 
 _EXAMPLES = """\
@@ -56,21 +56,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _map(options: argparse.Namespace) -> None:
     problem = Problem(straggler=options.straggler)
-    if min(options.seeds, options.processes) < 1:
-        raise ValueError("--seeds and --processes must be at least 1")
     seeds = range(options.seeds)
     names = [name for name in ALGORITHMS if name in options.algorithms]
-    places = _places(options.latencies, options.bandwidths)
+    places = list(itertools.product(sorted(options.latencies), sorted(options.bandwidths)))
     results = run(jobs_of(names, places, seeds, problem), options.processes, _show_progress)
     steps = steps_of(names, seeds, problem, results)
     cells = cells_of(names, places, seeds, problem, results)
     print(assumptions(problem, seeds), map_table(cells), steps_table(steps), sep="\n\n")
-
-
-def _places(latencies: Sequence[float], bandwidths: Sequence[float]) -> list[Place]:
-    if min(latencies) < 0 or min(bandwidths) <= 0:
-        raise ValueError("latencies must be 0 s or more, bandwidths above 0 bytes/s")
-    return list(itertools.product(sorted(set(latencies)), sorted(set(bandwidths))))
 
 
 def _show_progress(count: int, total: int) -> None:

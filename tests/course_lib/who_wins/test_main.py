@@ -19,17 +19,10 @@ def test_the_command_prints_the_map(capsys):
     assert "6 of 6 runs" in err  # bucketed has the weights of flat
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--bandwidths", "0"], "bandwidths above 0"),
-        (["--seeds", "-1"], "at least 1"),
-        (["--straggler", "0"], "above 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(arguments, message, capsys):
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--bandwidths", "--straggler"])
+def test_what_cannot_be_is_refused(option, capsys):
+    assert main([option, "0"]) == 2
+    assert "must be above 0" in capsys.readouterr().err
 
 
 def test_a_system_without_affinity_offers_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
