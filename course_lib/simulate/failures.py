@@ -44,9 +44,6 @@ class Fleet:
         replica: devices of one replica, which drop out together.
         spares: devices on standby; they belong to `devices` but do not train.
 
-    Raises:
-        ValueError: a number is out of range.
-
     """
 
     devices: int
@@ -57,18 +54,6 @@ class Fleet:
     repair: float = 24 * 3600.0
     replica: int = 8
     spares: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.replica <= self.devices - self.spares:
-            raise ValueError(
-                f"replica must be 1 to {self.devices - self.spares} devices, got {self.replica}"
-            )
-        for name in ("device_mtbf", "repair"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0 s, got {getattr(self, name)}")
-        for name in ("checkpoint", "restart", "stall", "spares"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
 
     @property
     def mtbf(self) -> float:
