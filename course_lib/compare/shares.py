@@ -91,19 +91,13 @@ def factor(
     if near(m) and (averaged or not near(k)):
         return "times backwards", f"the values are {m} times too large: the gradients of the " \
             f"{m} backwards were added, but must be averaged."  # fmt: skip
-    if near(1 / m) and not near(1 / k):
-        return "divided by backwards", f"the values are 1/{m} of the right ones, and there were " \
-            f"{m} backwards."  # fmt: skip
     if near(k):
         return "times K", f"the values are K = {k} times too large: they are the sum over the " \
             "ranks, but must be the mean."  # fmt: skip
     if near(1 / k):
         return "divided by K", f"the values are 1/K of the right ones, with K = {k}: they were " \
             "divided once too often, or not summed over the ranks."  # fmt: skip
-    label = "scaled"
-    if near(k * k) or near(1 / k**2):
-        label = "times K²" if value > 1 else "divided by K²"
-    return label, f"the values are {value:.4g} times the right ones."
+    return "scaled", f"the values are {value:.4g} times the right ones."
 
 
 def shares_are_right(case: Case) -> bool:

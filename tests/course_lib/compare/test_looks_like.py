@@ -63,7 +63,7 @@ def test_a_model_that_returns_other_things_than_rows(name: str) -> None:
     assert (first.key.kind, first.label) == ("gradient", "times K")
 
 
-@pytest.mark.parametrize(("times", "label"), [(1, "divided by K"), (2, "divided by K²")])
+@pytest.mark.parametrize(("times", "label"), [(1, "divided by K"), (2, "scaled")])
 def test_a_small_factor_is_not_zero(times: int, label: str) -> None:
     """At 12 ranks a mean that is divided by K again is 0.083 of the right one."""
 
