@@ -51,7 +51,7 @@ def refresh(course: Path, desk: Path) -> list[str]:
     """Bring `desk` up to date with `course`; return a line for each thing a student should know.
 
     It may be interrupted at any point and called again. A file that the course no longer hands out
-    is removed if the student has not changed it, and stays otherwise.
+    stays.
 
     Raises:
         CannotGoOn: the desk cannot be written to.
@@ -64,14 +64,11 @@ def refresh(course: Path, desk: Path) -> list[str]:
             "the record of the files that you were given is damaged. Files that differ from the "
             "course's are treated as changed by you, so they stay"
         )
-    new = handouts(course)
-    for path, content in new.items():
+    for path, content in handouts(course).items():
         if content is None:
             notes.append(f"{path} is damaged in the course itself, so you got no copy of it")
         else:
             notes += _hand_out(desk, path, content, records.setdefault(path, []))
-    for path in sorted(records.keys() - new.keys()):
-        notes += _take_back(desk, path, records.pop(path))
     stored = {"files": {path: {"words": records[path]} for path in sorted(records)}}
     put(desk, desk / _RECORDS, f"{json.dumps(stored, indent=1)}\n".encode())
     return notes
@@ -118,22 +115,6 @@ def _lay_beside(desk: Path, path: str, content: bytes, versions: Versions) -> st
         put(desk, target, content)
         break
     return target.name
-
-
-def _take_back(desk: Path, path: str, versions: Versions) -> list[str]:
-    """Remove a file that the course no longer hands out, unless the student has changed it."""
-    target = desk / path
-    on_desk = _read(target)
-    if on_desk is None:
-        return []
-    if not _is_as_handed_out(path, on_desk, versions):
-        return [f"{path} is no longer part of the course; your copy stays"]
-    target.unlink()
-    for folder in target.relative_to(desk).parents[:-1]:
-        if any((desk / folder).iterdir()):
-            break
-        (desk / folder).rmdir()
-    return []
 
 
 def _is_as_handed_out(path: str, on_desk: bytes, versions: Versions) -> bool:

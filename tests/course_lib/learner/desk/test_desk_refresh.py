@@ -49,13 +49,3 @@ def test_what_both_changed_stays_and_the_new_version_is_laid_beside_it_once(
     assert refresh(course, desk) == [] and state(desk) == before
     beside.unlink()
     assert refresh(course, desk) == [] and not beside.exists()
-
-
-def test_what_the_course_drops_goes_unless_it_is_the_students(course, desk) -> None:
-    write(desk / CHECKS, "CHECKS = 'mine'")
-    (course / LECTURE).unlink()
-    (course / CHECKS).unlink()
-    assert refresh(course, desk) == [f"{CHECKS} is no longer part of the course; your copy stays"]
-    assert there(desk) == ["assignments/02_topic/02_topic.ipynb", CHECKS]
-    assert not (desk / "lectures").exists() and not (desk / "course_lib").exists()
-    assert refresh(course, desk) == []
