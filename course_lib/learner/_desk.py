@@ -58,12 +58,7 @@ def refresh(course: Path, desk: Path) -> list[str]:
 
     """
     notes = []
-    if (records := _recorded(desk)) is None:
-        records = {}
-        notes.append(
-            "the record of the files that you were given is damaged. Files that differ from the "
-            "course's are treated as changed by you, so they stay"
-        )
+    records = _recorded(desk)
     for path, content in handouts(course).items():
         if content is None:
             notes.append(f"{path} is damaged in the course itself, so you got no copy of it")
@@ -179,14 +174,16 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _recorded(desk: Path) -> dict[str, Versions] | None:
-    """Return the versions of each path; none before the first refresh, None if it is damaged."""
-    stored = _read(desk / _RECORDS)
+def _recorded(desk: Path) -> dict[str, Versions]:
+    """Return the versions of each path; none before the first refresh, or if they are damaged.
+
+    Files that differ from the course's then count as changed by the student.
+    """
     try:
-        files = json.loads(stored)["files"] if stored is not None else {}
+        files = json.loads((desk / _RECORDS).read_bytes())["files"]
         return {path: [*map(str, entry["words"])] for path, entry in files.items()}
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return None
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def put(desk: Path, path: Path, content: bytes) -> None:
