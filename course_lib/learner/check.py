@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from nbformat import NotebookNode
 
 from course_lib.installed import find_course
-from course_lib.learner import CannotGoOn, _course, did_you_mean
+from course_lib.learner import CannotGoOn, _course
 from course_lib.learner._course import Task
 from course_lib.learner._run_cells import Step, run_steps
 from course_lib.learner.start import add_desk, desk_of, desk_option
@@ -32,9 +32,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "assignment",
         metavar="ASSIGNMENT",
         help="the assignment's name, number or topic; or the path of a notebook",
-    )
-    parser.add_argument(  # without a default, argparse would say that TASK is required
-        "tasks", nargs="*", default=[], metavar="TASK", help="only these tasks (default: all)"
     )
     parser.add_argument(
         "--watch", action="store_true", help="check again whenever you save it, until Ctrl-C"
@@ -53,10 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
         make = f"course start {name}{desk_option(arguments)}"
         raise CannotGoOn(f"you have no copy of {name} yet. Make one: {make}")
     tasks = _course.tasks(course, name)
-    chosen = _chosen(tasks, arguments.tasks)
 
     def check() -> int:
-        outcomes, notes = check_notebook(course, name, notebook, chosen)
+        outcomes, notes = check_notebook(course, name, notebook)
         print(summary(name, tasks, outcomes))
         for note in notes:
             print(f"  Note: {note}.")
@@ -87,9 +83,7 @@ def _saved_at(notebook: Path) -> int | None:
         return None
 
 
-def check_notebook(
-    course: Path, name: str, notebook: Path, chosen: list[Task]
-) -> tuple[dict[str, Any], list[str]]:
+def check_notebook(course: Path, name: str, notebook: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the outcome of each check, and notes on the notebook.
 
     Raises:
@@ -98,28 +92,15 @@ def check_notebook(
     """
     released = _course.read(_course.notebook_of(course, name))
     rebuilt = rebuild(released, _course.read(notebook))
-    outcomes, notes = run_steps(plan(rebuilt, chosen), notebook.resolve().parent)
+    outcomes, notes = run_steps(plan(rebuilt), notebook.resolve().parent)
     return outcomes, [*rebuilt.metadata.get("rebuild", ()), *notes]
 
 
-def _chosen(tasks: list[Task], task_names: list[str]) -> list[Task]:
-    checked = [task for task in tasks if task.checked]
-    unknown = set(task_names) - {task.name for task in checked}
-    if unknown:
-        names = [task.name for task in checked]
-        message = (
-            f"no check belongs to {', '.join(sorted(unknown))}.{did_you_mean(*unknown, of=names)}"
-        )
-        raise CannotGoOn(f"{message} The tasks with a check are: {', '.join(names)}")
-    return [task for task in checked if not task_names or task.name in task_names]
-
-
-def plan(rebuilt: NotebookNode, chosen: list[Task]) -> list[Step]:
-    """Return the steps: the cells that are run, and each chosen check at its place."""
-    names = {task.name for task in chosen}
+def plan(rebuilt: NotebookNode) -> list[Step]:
+    """Return the steps: the cells that are run, and each check at its place."""
     steps: list[Step] = []
     for number, cell in enumerate((c for c in rebuilt.cells if c.cell_type == "code"), 1):
-        if is_check(cell) and grade_id(cell) in names:
+        if is_check(cell):
             steps.append(Step(number, cell.source, check=grade_id(cell)))
         elif is_run(cell) and cell.source.strip():  # `rebuild` empties stubs
             kind = SOLUTIONS if role(cell).get("solution") else OTHERS

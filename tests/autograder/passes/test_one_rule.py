@@ -37,7 +37,7 @@ def by_check(course: Path, notebook: NotebookNode) -> dict[str, float]:
     path = course / "desk" / ASSIGNMENT / FILE
     nbformat.write(notebook, path)
     tasks = [task for task in _course.tasks(course, ASSIGNMENT) if task.checked]
-    outcomes, _ = check_notebook(course, ASSIGNMENT, path, tasks)
+    outcomes, _ = check_notebook(course, ASSIGNMENT, path)
     return {task.name: task.points * outcomes[task.name]["fraction"] for task in tasks}
 
 
