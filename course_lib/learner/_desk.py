@@ -69,13 +69,6 @@ def refresh(course: Path, desk: Path) -> list[str]:
     return notes
 
 
-def put_aside(desk: Path, path: str) -> str:
-    """Rename a file to a free name.old, so that it is handed out again; return that name."""
-    old = next(p for p in _beside(desk / path, "old") if not os.path.lexists(p))
-    (desk / path).rename(old)
-    return old.name
-
-
 def _hand_out(desk: Path, path: str, content: bytes, versions: Versions) -> list[str]:
     """Put one file on the desk, or next to an existing file; return messages about it."""
     target, new = desk / path, words(path, content)
@@ -100,7 +93,7 @@ def _hand_out(desk: Path, path: str, content: bytes, versions: Versions) -> list
 
 def _lay_beside(desk: Path, path: str, content: bytes, versions: Versions) -> str:
     """Write a file next to one that stays, without overwriting anything; return its name."""
-    for target in _beside(desk / path, "new"):
+    for target in _beside(desk / path):
         on_desk = _read(target)
         if on_desk is None:
             if os.path.lexists(target):  # a folder, or a file without permission to read
@@ -116,10 +109,10 @@ def _is_as_handed_out(path: str, on_desk: bytes, versions: Versions) -> bool:
     return words(path, on_desk) in versions and not has_outputs(path, on_desk)
 
 
-def _beside(path: Path, mark: str) -> Iterator[Path]:
-    """Yield paths next to a file: name.mark.ipynb, name.mark-2.ipynb, and so on without end."""
+def _beside(path: Path) -> Iterator[Path]:
+    """Yield paths next to a file: name.new.ipynb, name.new-2.ipynb, and so on without end."""
     for number in itertools.count(1):
-        suffix = mark if number == 1 else f"{mark}-{number}"
+        suffix = "new" if number == 1 else f"new-{number}"
         yield path.with_name(f"{path.stem}.{suffix}{path.suffix}")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from course_lib.diary import find_desk
 from course_lib.installed import SHARED, find_course
 from course_lib.learner import _course
-from course_lib.learner._desk import put_aside, refresh
+from course_lib.learner._desk import refresh
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,10 +22,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "assignment", metavar="ASSIGNMENT", help="name, number or topic: 03_collectives, 3"
     )
-    parser.add_argument(
-        "--over", action="store_true", help="start over; your work is renamed, not deleted"
-    )
-    parser.add_argument("--yes", action="store_true", help="do not ask")
     add_desk(parser)
 
 
@@ -59,18 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     desk = desk_of(arguments, course)
     name = _course.find(course, arguments.assignment)
     notebook = _course.notebook_of(desk, name)
-    path = notebook.relative_to(desk).as_posix()
-    if arguments.over and os.path.lexists(notebook):
-        question = f"Start {name} over? Your present copy is kept under another name."
-        if not (arguments.yes or confirm(question)):
-            print("Nothing was changed.")
-            return 1
-        print(f"Your work is now in: {notebook.parent / put_aside(desk, path)}")
     fresh = not os.path.lexists(notebook)
     for note in refresh(course, desk):
         print(note)
     lecture = desk / "lectures" / f"{name}.ipynb"
-    stays = "Handed out before, so your copy stays as it is (--over starts over)"
+    stays = "Handed out before, so your copy stays as it is (rename it to start over)"
     print(f"{'Handed out' if fresh else stays}: {notebook}")
     if lecture.is_file():
         print(f"It builds on the lecture: {lecture}")

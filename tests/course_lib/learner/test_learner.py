@@ -16,7 +16,7 @@ from course_lib.learner import CannotGoOn, _course
 from course_lib.learner import check as check_command
 from course_lib.learner.__main__ import main
 from course_lib.learner._run_cells import Step, run_steps
-from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
+from tests.course_lib.learner.conftest import NAME, RIGHT, assignment
 from tests.helpers import ROOT
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.desk_files import write
@@ -52,19 +52,6 @@ def test_start_hands_out_and_never_overwrites(mine, capsys) -> None:
     assert main(["start", "topic"]) == 0
     assert "your copy stays as it is" in capsys.readouterr().out
     assert WRONG in [cell["source"] for cell in _course.read(mine).cells]
-
-
-@pytest.mark.parametrize("answer", ["", "what?\n", "YES\n"])
-def test_start_over_asks_and_keeps_what_was_written(mine, answer, monkeypatch):
-    main(["start", NAME])
-    write(mine, assignment(WRONG))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-    agreed = answer.strip().lower() in ("y", "yes")
-    assert main(["start", NAME, "--over"]) == int(not agreed)
-    kept = mine.with_name(f"{NAME}.old.ipynb") if agreed else mine
-    assert WRONG in [cell["source"] for cell in _course.read(kept).cells]
-    if agreed:
-        assert STUB in [cell["source"] for cell in _course.read(mine).cells]
 
 
 @pytest.mark.parametrize("said", ["9", "nothing", "", "02_topik"])
@@ -253,13 +240,14 @@ def test_progress_counts_points_predictions_and_guesses(course, capsys) -> None:
 
 
 def test_solution_is_shown_after_a_question(course, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("what?\nYES\n"))
     assert main(["solution", NAME]) == 1
     told = capsys.readouterr().out
     assert "can no longer find it yourself" in told and "get_rank" not in told
-    assert main(["solution", NAME, "--yes"]) == 0
+    assert main(["solution", NAME]) == 0
     told = capsys.readouterr().out
     assert RIGHT in told and "Because." in told and "SOLUTION" not in told
+    assert main(["solution", NAME]) == 1, "nobody can answer"
     assert main(["solution", NAME, "why", "--yes"]) == 0
     assert "get_rank" not in capsys.readouterr().out
 
