@@ -7,14 +7,13 @@ for example --no-browser or --port=9000.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from jupyter_core.paths import jupyter_config_dir, jupyter_runtime_dir
+from jupyter_core.paths import jupyter_config_dir
 
 from course_lib.installed import find_course
 from course_lib.learner import CannotGoOn
@@ -49,20 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
-    """Replace this process by JupyterLab, with `options` for its command line.
-
-    Raises:
-        CannotGoOn: JupyterLab could not write its own files.
-
-    """
-    folder = Path(jupyter_runtime_dir())
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not os.access(folder, os.W_OK):
-        raise CannotGoOn(
-            f"JupyterLab must write to {folder}, but has no permission. Give JupyterLab another "
-            "home folder: make lab HOME=/a/folder/of/yours. `course doctor` checks the rest"
-        )
+    """Replace this process by JupyterLab, with `options` for its command line."""
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={desk}"]
     command += [f"--LabApp.default_url=/lab/tree/{opened(desk)}", *style()]
     # Not a login shell, which on many machines sets PATH anew and would not find `course`.
