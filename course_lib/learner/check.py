@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -119,15 +120,11 @@ def summary(name: str, tasks: list[Task], outcomes: dict[str, Any]) -> str:
         elif outcome is not None:
             points = task.points * outcome["fraction"]
             earned, possible = earned + points, possible + task.points
-            lines.append(f"  {task.name:{width}}  {points:4g} of {task.points:<3g} {_cut(outcome)}")
+            reason = textwrap.shorten(outcome["reason"], 90, placeholder=" …")
+            lines.append(f"  {task.name:{width}}  {points:4g} of {task.points:<3g} {reason}")
         elif not task.checked:
             lines.append(
                 f"  {task.name:{width}}     – of {task.points:<3g} a person reads this answer"
             )
     lines.append(f"  {'from checks':{width}}  {earned:4g} of {possible:<3g}")
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _cut(outcome: dict[str, Any]) -> str:
-    reason = " ".join(outcome["reason"].split())
-    return reason if len(reason) <= 90 else f"{reason[:89]}…"
