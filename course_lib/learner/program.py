@@ -8,7 +8,6 @@ given is imported, because ``--help`` of all commands must need no library.
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -39,9 +38,7 @@ def parse(
     for name, line in lines.items():
         command = commands.add_parser(name, help=line, **options)
         if name in argv[:1]:
-            gc.disable()  # imports free nothing: without the collector they take a sixth less
             module = importlib.import_module(f"{package}.{name}")
-            gc.enable()
             text, _, examples = (module.__doc__ or "").partition("\nFor example::\n\n")
             command.description = text
             if examples:
