@@ -101,12 +101,10 @@ class TrainConfig:
         """
         parts = world_size * self.accumulate
         if self.batch_size % parts:
-            below = self.batch_size // parts * parts
-            nearest = f"{below} or {below + parts}" if below else f"{parts}"
             raise ConfigError(
-                f"batch_size={self.batch_size} (over all ranks) cannot be divided equally: "
+                f"--batch-size {self.batch_size} (over all ranks) cannot be divided equally: "
                 f"{world_size} ranks × accumulate={self.accumulate} micro-batches need a "
-                f"multiple of {parts}. Use --batch-size {nearest}."
+                f"multiple of {parts}."
             )
         return self.batch_size // parts
 
