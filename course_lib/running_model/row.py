@@ -74,12 +74,8 @@ def measure(
         network: what messages cost.
         device: what computation costs.
 
-    Raises ValueError if there is no such way.
-
     """
     name = train if isinstance(train, str) else None
-    if name is not None and name not in WAYS:
-        raise ValueError(f"way must be one of {', '.join(WAYS)}; got {name!r}")
     chosen = WAYS[name] if name else Way(one_rank)
     program = partial(train_one_way, name) if name else train
     world_size, period = ranks or chosen.world_size, chosen.period

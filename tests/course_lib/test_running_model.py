@@ -154,8 +154,3 @@ def test_all_ways_were_tried_alike():
         tried = {(trial.rate, trial.seed) for trial in tries() if trial.way == name}
         assert {(rate, seed) for rate in RATES for seed in TUNING_SEEDS} <= tried
         assert {(tuned_rate(name), seed) for seed in SEEDS} <= tried
-
-
-def test_there_is_no_other_way():
-    with pytest.raises(ValueError, match="way must be one of one rank, per parameter"):
-        measure("ring")
