@@ -109,9 +109,6 @@ def _step(options: argparse.Namespace) -> int:
 
 
 def _search(options: argparse.Namespace) -> int:
-    for name in ("ranks", "batch", "most"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name} must be at least 1")
     options.batch, batch = None, options.batch
     model, name, like = _chosen(options)
     print(found_table(search(model, CLUSTERS[name], options.ranks, batch, options.most, like)))

@@ -21,7 +21,7 @@ def test_a_step_like_a_published_run(capsys: pytest.CaptureFixture[str]) -> None
         (["step"], "give --layers --width --heads --vocabulary, or --like"),
         (["step", "--like", "nothing"], "no published run begins with 'nothing'"),
         (["step", *TINY, "--tensor=3"], "tensor=3 must divide"),
-        (["search", *TINY, "--ranks=0", "--batch=1"], "--ranks must be at least 1"),
+        (["search", *TINY, "--ranks=0", "--batch=1"], "no layout on 0 devices"),
     ],
     ids=lambda case: "-".join(case[-1:]) if isinstance(case, list) else "",
 )
