@@ -80,9 +80,7 @@ def train(config: TrainConfig) -> TrainResult:
         progress = None
         if rank == 0 and config.log_every:
             say(_headline(config, trainer, world_size, device))
-            if start >= total:
-                say(f"{config.checkpoint} is at step {start} of {total}: now only the test runs")
-            elif start:
+            if start:
                 say(f"continuing from {config.checkpoint} at step {start} of {total}")
             units = config.batch_size * dataset.units_per_example
             progress = Progress(start, total, steps_per_epoch, dataset.unit, units)
