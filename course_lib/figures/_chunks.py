@@ -225,18 +225,11 @@ def chunk_moments(
     `chunks` to the number of pieces into which the algorithm cuts its tensor, as half a chunk has
     no name. If changes follow one another within `within` seconds, only the last one is a moment.
 
-    Raises ValueError if the rows would not be equally long, or are too short for the marks of
-    `marked_chunks`, which take K² · 4 bytes.
+    `nbytes` is a multiple of 4 · `chunks`. A chunk has room for the marks of `marked_chunks`, which
+    take K² · 4 bytes.
     """
-    k = ranks.world_size
-    rows = k if chunks is None else chunks
-    length, remainder = divmod(nbytes, 4 * rows)
-    if remainder or length < k * k:
-        raise ValueError(
-            f"{nbytes} bytes cannot be cut into {rows} equal chunks of at least {4 * k * k} bytes: "
-            f"use a multiple of {4 * rows} that is at least {4 * k * k * rows}"
-        )
-    notes = ranks.run(_watched, all_reduce, rows, length)
+    rows = ranks.world_size if chunks is None else chunks
+    notes = ranks.run(_watched, all_reduce, rows, nbytes // (4 * rows))
     receives = [event for event in ranks.trace.operations if event.kind == "recv"]
     times = sorted({time for of_rank in notes for time in of_rank})
     moments: list[Moment] = []

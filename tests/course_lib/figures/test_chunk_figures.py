@@ -60,12 +60,6 @@ def test_a_rank_gets_only_what_a_sender_held(name, k):
     assert sum(len(moment.arrived) for moment in moments) == len(received)
 
 
-@pytest.mark.parametrize("nbytes", [64, 4 * 4 * 16 + 4])
-def test_chunks_that_cannot_be_marked_are_refused(nbytes):
-    with pytest.raises(ValueError, match="use a multiple of 16 that is at least 256"):
-        chunk_moments(Ranks(4, on="simulated"), collectives.ring_all_reduce, nbytes)
-
-
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_on_a_circle_stands_what_ranks_hold_and_what_travelled(k):
     moments, _ = moments_of("ring", k)
