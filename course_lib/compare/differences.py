@@ -183,7 +183,10 @@ class Runs:
                 continue
             pairs = self.pairs(key)
             if pairs is None:
-                left_out[name] = self._why_left_out(key, value)
+                left_out[name] = (
+                    "it is unknown which part of it each rank has: pass `shards`, or let the "
+                    "gradients decide"
+                )
             elif errors := self._errors(key, pairs):
                 # An error that is not a number is the largest.
                 largest = max(float("inf") if e != e else e for e in errors.values())
@@ -193,18 +196,6 @@ class Runs:
                 equal.add(key)
         compared = len(differences) + len(equal)
         return [d for d in differences if not self._is_healed(d.key, equal)], compared, left_out
-
-    def _why_left_out(self, key: Key, value: Tensor) -> str:
-        if key.kind == "output" and self.rows.get(key.step) is not None:
-            return (
-                "its dimension 0 is not the batch, so it is unknown which part is of which row; "
-                "the gradients decide"
-            )
-        shapes = ", ".join(_shape(rank.value(key)) for rank in self.ranks)
-        return (
-            f"the parts on the ranks have shapes {shapes}; pass `shards` to say how these parts "
-            f"make up the whole tensor of shape {_shape(value)}"
-        )
 
     def _is_healed(self, key: Key, equal: Collection[Key]) -> bool:
         """Whether the output of a layer around this one is right.
@@ -332,7 +323,3 @@ def _over(error: float, tolerance: float) -> float:
 
 def _rms(tensor: Tensor) -> float:
     return float(tensor.square().mean().sqrt()) if tensor.numel() else 0.0
-
-
-def _shape(tensor: Tensor | None) -> str:
-    return "none" if tensor is None else str(tuple(tensor.shape))
