@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -93,14 +92,8 @@ def findings(looks: Iterable[Look]) -> Iterator[Finding]:
 def text_of(finding: Finding) -> str:
     """Return a finding as lines for a terminal."""
     mark = "✓" if finding.fine else "✗" if finding.needed else "!"
-    lines = textwrap.wrap(
-        f"{mark} {finding.name:15} {finding.summary}", 100, subsequent_indent=" " * 18
-    )
-    if not finding.fine:
-        lines += textwrap.wrap(
-            f"→ {finding.advice}", 100, initial_indent=" " * 18, subsequent_indent=" " * 20
-        )
-    return "\n".join(lines)
+    line = f"{mark} {finding.name:15} {finding.summary}"
+    return line if finding.fine else f"{line}\n{'→':>19} {finding.advice}"
 
 
 # Python and its packages ----------------------------------------------------------------------
