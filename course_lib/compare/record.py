@@ -246,9 +246,6 @@ class _Recorder:
         self.began, self.forwards = True, Counter()
         for name, param in self._parameters():
             self._save("weight", name, param)
-            sharded = isinstance(param.grad, PartialGradient)
-            if param.grad is not None and not sharded and self.step == 0:
-                self._save("left over", name, param.grad)
 
     def _before(self, name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:

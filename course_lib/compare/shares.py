@@ -159,10 +159,7 @@ def _shares(rank: int, case: Case) -> Shares | None:
             continue
         columns = list(shares)
         parts.append([torch.stack(list(shares.values()), 1), *map(torch.flatten, pairs[rank])])
-        record = case.runs.ranks[rank]
-        before = record.value(Key(key.step - 1, "gradient", key.name))
-        if before is None:
-            before = record.value(Key(0, "left over", key.name))
+        before = case.runs.ranks[rank].value(Key(key.step - 1, "gradient", key.name))
         befores += [] if before is None else [before.flatten().double()]
         size += len(parts[-1][1])
         tolerance = max(tolerance, case.runs.tolerance(key)[0])
