@@ -25,7 +25,6 @@ from course_lib.train.config import ConfigError
 
 KEEP = 2
 """How many checkpoints of a run are kept."""
-_FORMAT = "course_lib.train 1"
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -48,7 +47,7 @@ def save_checkpoint(folder: Path, step: int, content: dict[str, Any]) -> Path:
     path = folder / f"step-{step:08d}.pt"
     temporary = path.with_suffix(".tmp")
     with open(temporary, "wb") as file:
-        torch.save({"format": _FORMAT, **content}, file)
+        torch.save(content, file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -125,10 +124,7 @@ def _newest(folder: Path) -> tuple[bytes | None, dict[Path, str]]:
 def _read(data: bytes) -> dict[str, Any]:
     try:
         # weights_only: a checkpoint is data, and must not be able to run code.
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
     except Exception as error:  # torch.load may raise errors of any type
         # Do not show PyTorch's message, which advises loading the file without weights_only.
         raise ValueError(f"PyTorch cannot load it: {type(error).__name__}") from error
-    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-        raise ValueError("it was not written by this program")
-    return content
