@@ -98,12 +98,9 @@ class Question:
                 self._reasons = _reasons_of_lectures().get(self.text, ())
         if self.right is not None:
             entry = {"scored": self.text, "actual": self.actual, "right": self.right}
-            diary.keep(diary.PREDICTIONS, {**entry, **self._size()})
+            diary.keep(diary.PREDICTIONS, entry)
         _show(self)
         return self
-
-    def _size(self) -> dict[str, int]:
-        return {"of": len(self.options)} if self.options else {}
 
     def _score_number(self, actual: float | str, within: float) -> None:
         self._verdict = f"The run shows {shown(actual)}."
@@ -228,8 +225,7 @@ def ask(
     if first is not None and question not in _locked:
         _locked[question] = first
         guess = new_question.options[first - 1] if rules else first
-        entry = {"predicted": question, "guess": guess, **new_question._size()}
-        diary.keep(diary.PREDICTIONS, entry)
+        diary.keep(diary.PREDICTIONS, {"predicted": question, "guess": guess})
     _show(new_question)
     if answer not in (None, first):
         print(f"Your first answer counts: {shown(first)}.")

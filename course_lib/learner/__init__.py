@@ -8,7 +8,7 @@ The commands, one file each:
 
 - `start`: puts a copy of an assignment on the desk
 - `check`: runs all checks of the copy in a new process; `_run_cells` starts it, `_in_shell` is it
-- `progress`: shows points, predictions and guesses so far
+- `progress`: shows points and predictions so far
 - `solution`: shows the solution, after asking whether the student is sure
 - `lab`: opens JupyterLab on the desk
 - `doctor`: says whether this machine has what the course needs, and if not, what to do

@@ -1,6 +1,6 @@
 """Show how far you are in each assignment, from the desk's diary.
 
-That is the points of the last run of each check, and how many predictions and guesses were right.
+That is the points of the last run of each check, and how many predictions were right.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
     names = _course.names(course)
     titles = sorted({_title(entry) for entry in (*last.values(), *predictions)})
     width = max(map(len, (*titles, "elsewhere")))
-    lines = [f"{'':{width}}   points  predicted right  guessed right"]
+    lines = [f"{'':{width}}   points  predicted right"]
     earned_of_all, most_of_all = 0.0, 0.0
     for title in titles:
         tasks = [t for t in _course.tasks(course, title) if t.checked] if title in names else []
@@ -58,11 +58,10 @@ def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
         earned_of_all, most_of_all = earned_of_all + earned, most_of_all + possible
         foretold_here = [entry for entry in predictions if _title(entry) == title]
         name = "elsewhere" if title == "None" else title
-        lines.append(
-            f"{name:{width}}  {_points(earned, possible):>7}  {_foretold(foretold_here)}".rstrip()
-        )
+        points, foretold = _points(earned, possible), _foretold(foretold_here)
+        lines.append(f"{name:{width}}  {points:>7}  {foretold:>15}".rstrip())
     sums = _points(earned_of_all, most_of_all)
-    lines.append(f"{'together':{width}}  {sums:>7}  {_foretold(predictions)}".rstrip())
+    lines.append(f"{'together':{width}}  {sums:>7}  {_foretold(predictions):>15}".rstrip())
     return [*lines, "", *textwrap.wrap(_EXPLAINED, 88)]
 
 
@@ -78,13 +77,10 @@ def _title(entry: dict[str, Any]) -> str:
 
 
 def _foretold(entries: Iterable[dict[str, Any]]) -> str:
-    """Return the columns of predictions and of guesses; only the first score of each counts."""
+    """Return how many predictions were right; only the first score of each counts."""
     scored: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in entries:
         if "scored" in entry:
             scored.setdefault((_title(entry), str(entry["scored"])), entry)
-    # The entry of a guess has the number of its options, under "of".
-    guesses = [bool(entry.get("right")) for entry in scored.values() if "of" in entry]
-    numbers = [bool(entry.get("right")) for entry in scored.values() if "of" not in entry]
-    columns = (f"{sum(right)} of {len(right)}" if right else "" for right in (numbers, guesses))
-    return "{:>15}  {:>13}".format(*columns)
+    right = [bool(entry.get("right")) for entry in scored.values()]
+    return f"{sum(right)} of {len(right)}" if right else ""

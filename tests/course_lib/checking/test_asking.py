@@ -97,8 +97,8 @@ def test_the_desk_keeps_it(tmp_path, monkeypatch) -> None:
     assert (first["predicted"], first["guess"]) == ("steps", 10)
     assert (first["folder"], first["notebook"]) == ("lectures/01", "sgd")
     assert (second["scored"], second["actual"], second["right"]) == ("steps", 12, False)
-    assert (third["predicted"], third["guess"], third["of"]) == ("idle?", "a quarter", 3)
-    assert (fourth["scored"], fourth["right"], fourth["of"]) == ("idle?", True, 3)
+    assert (third["predicted"], third["guess"]) == ("idle?", "a quarter")
+    assert (fourth["scored"], fourth["right"]) == ("idle?", True)
 
 
 def bounds(rank: int, K: int) -> tuple[int, int]:

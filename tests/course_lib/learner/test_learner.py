@@ -209,7 +209,7 @@ def test_check_ends_with_all_it_started(tmp_path, how: signal.Signals) -> None:
         assert "Traceback" not in printed
 
 
-def test_progress_counts_points_predictions_and_guesses(course, capsys) -> None:
+def test_progress_counts_points_and_predictions(course, capsys) -> None:
     assert main(["progress"]) == 0
     assert "Nothing is recorded yet" in capsys.readouterr().out
     notes = course / "work" / ".desk"
@@ -235,7 +235,7 @@ def test_progress_counts_points_predictions_and_guesses(course, capsys) -> None:
         ["00_start", "1", "of", "1"],
         [NAME, "1/3", "1", "of", "2"],
         ["gone"],
-        ["together", "1/3", "1", "of", "2", "1", "of", "1"],
+        ["together", "1/3", "2", "of", "3"],
     ]
 
 
