@@ -72,15 +72,11 @@ def _batch(case: Case) -> Finding:
             values = [[case.runs.ranks[r].value(k) for k in (case.key, before)] for r in strange]
             if all(a is not None and b is not None and torch.equal(a, b) for a, b in values):
                 return "stale", f"{named(strange)} got the batch of step {step} again."
-        extra = {rank: [n for n, rows in enumerate(forwards[rank]) if bool((rows == -1).all())]
-                 for rank in strange}  # fmt: skip
-        if not absent and all(extra.values()):
-            rank = strange[0]
-            return "too many forwards", f"{named(strange)} did more in this step than its batch: " \
-                f"of the {len(forwards[rank])} forwards of rank {rank}, number " \
-                f"{', '.join(map(str, extra[rank]))} (counted from 0) had rows of no or of " \
-                "another step. Look for a call of optimizer.step() that was skipped, or for " \
-                "micro-batches left over from an accumulation that was not complete."  # fmt: skip
+        extra = [any(bool((rows == -1).all()) for rows in forwards[rank]) for rank in strange]
+        if not absent and all(extra):
+            return "too many forwards", f"{named(strange)} did more in this step than its batch. " \
+                "Look for a call of optimizer.step() that was skipped, or for micro-batches left " \
+                "over from an accumulation that was not complete."  # fmt: skip
         return "other rows", f"rows on {named(strange)} are not in the trusted batch: the data " \
             "are in a different order, perhaps because of a different seed or epoch."  # fmt: skip
     for pair in combinations(rows_of, 2):
