@@ -166,11 +166,9 @@ def _evaluate(trainer: Trainer, test: Examples, batch_size: int) -> tuple[float,
 
 def _headline(config: TrainConfig, trainer: Trainer, world_size: int, device: torch.device) -> str:
     size = sum(param.numel() for param in trainer.model.parameters())
-    parts = [f"{world_size} rank{'s' * (world_size > 1)}"]
-    if config.accumulate > 1:
-        parts.append(f"{config.accumulate} micro-batches")
-    parts.append(f"{config.micro_batch_size(world_size)} examples")
+    parts = f"{world_size} × {config.accumulate} × {config.micro_batch_size(world_size)}"
     return (
         f"{config.model} with {size:,} parameters on {device.type} ({dist.get_backend()}), "
-        f"DDP: {config.ddp}, {config.precision}, batch {config.batch_size} = {' × '.join(parts)}"
+        f"DDP: {config.ddp}, {config.precision}, batch {config.batch_size} = {parts} (ranks × "
+        "micro-batches × examples)"
     )

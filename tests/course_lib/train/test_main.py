@@ -89,7 +89,7 @@ def test_it_runs_without_torchrun_as_one_rank(tmp_path):
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "1 rank × 24 examples" in done.stdout and "step 3/3" in done.stdout
+    assert "batch 24 = 1 × 1 × 24 (ranks" in done.stdout and "step 3/3" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_rank_0_alone_reports_and_only_when_asked(ranks_of, capsys):
     losses = ranks.run(train, config)[0].losses
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith("[rank 0] ") for line in lines)
-    assert "2 ranks × 12 examples" in lines[0]
+    assert "batch 24 = 2 × 1 × 12 (ranks" in lines[0]
     reports = [
         re.findall(r"step (\d)/5 .* loss ([\d.]+) .* tokens/s", line) for line in lines[1:-1]
     ]
