@@ -70,11 +70,7 @@ def chunk_names(held: Tensor) -> list[str]:
         parts = [divmod(int(place), k) for place in row.nonzero()]
         chunks, ranks = {chunk for _, chunk in parts}, [rank for rank, _ in parts]
         if len(chunks) > 1 or not ((row == 0) | (row == 1)).all():
-            terms = " + ".join(f"{float(row[r * k + c]):g} · {_letter(c)}{r}" for r, c in parts)
-            raise ValueError(
-                "a row may add up only one chunk, from each rank at most once (as in a0 + a1: "
-                f"chunk a of ranks 0 and 1), but this row is {terms}"
-            )
+            raise ValueError("a row adds up different chunks, or contains a part more than once")
         letter = "".join(map(_letter, chunks))
         names.append("Σ" + letter if len(ranks) == k > 1 else letter + "".join(map(str, ranks)))
     return names
