@@ -52,23 +52,21 @@ class Disagreement:
             gradients, state, weights.
         ranks: the ranks that differ from the majority. All ranks if no value is held by more ranks
             than any other, because then the wrong ones are unknown.
-        also: how many other tensors differ.
 
     """
 
     name: str
     ranks: list[int]
     world_size: int
-    also: int
 
     def __str__(self) -> str:
         if len(self.ranks) < self.world_size:
             right = self.world_size - len(self.ranks)
-            text = f"{self.name} differs on {named(self.ranks)} from the {right} others."
-        else:
-            text = f"{self.name} differs between {named(self.ranks)}, and no majority tells which "
-            text += "of them is wrong."
-        return text + f" Other tensors that differ: {self.also}." * (self.also > 0)
+            return f"{self.name} differs on {named(self.ranks)} from the {right} others."
+        return (
+            f"{self.name} differs between {named(self.ranks)}, and no majority tells which of them "
+            "is wrong."
+        )
 
 
 def checksum(tensor: Tensor) -> Tensor:
@@ -104,15 +102,15 @@ def compare_replicas(
     names = dict.fromkeys(name for numbers in everyone for name in numbers)
     in_order = sorted(names, key=lambda name: name.split()[0])
     held = {name: [numbers.get(name) for numbers in everyone] for name in names}
-    differ = [name for name in in_order if len(set(held[name])) > 1]
-    if not differ:
+    first = next((name for name in in_order if len(set(held[name])) > 1), None)
+    if first is None:
         return None
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    sums_of_ranks = held[differ[0]]
+    sums_of_ranks = held[first]
     (right, count), (_, second_count), *_ = Counter(sums_of_ranks).most_common()
     clear = count > second_count
     suspects = [r for r, c in zip(ranks, sums_of_ranks, strict=True) if c != right or not clear]
-    return Disagreement(differ[0], suspects, len(ranks), len(differ) - 1)
+    return Disagreement(first, suspects, len(ranks))
 
 
 def _from_all(numbers: Tensor, group: dist.ProcessGroup | None) -> list[list[int]]:
