@@ -27,7 +27,6 @@ def main() -> None:
     os.set_inheritable(pipe.fileno(), False)
     shell = plain_shell(InteractiveShell={"colors": "nocolor"})
     shell.displayhook.write_output_prompt = lambda: None  # type: ignore[method-assign]
-    _be_quiet_about_failed_checks(shell)
     importlib.import_module("course_lib.checking")  # as in the grader, it takes no cell's time
     pipe.send({})
     while True:
@@ -42,17 +41,6 @@ def _end_with_the_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os.killpg(0, signal.SIGKILL)
-
-
-def _be_quiet_about_failed_checks(shell: Any) -> None:
-    """Show no traceback of an error that has a report, as the report was already printed."""
-    show = shell.showtraceback
-
-    def showtraceback(*args: Any, **options: Any) -> None:
-        if not hasattr(sys.exc_info()[1], "report"):
-            show(*args, **options)
-
-    shell.showtraceback = showtraceback
 
 
 def _run(shell: InteractiveShell, number: int, source: str) -> dict[str, Any]:
