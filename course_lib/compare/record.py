@@ -23,7 +23,6 @@ the layout, and tolerances from disturbed runs.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -66,7 +65,6 @@ class Record:
         tensors: the recorded tensors, in the order of execution. An output has one tensor for each
             run of the layer; other kinds have one. For gradients there is also the kind "share":
             what each backward of this rank added, before anything was communicated.
-        passes: for outputs: during which forward of the model (0, 1, …) each was computed.
         options: for each parameter in the optimizer: its learning rate and so on. Under
             the kind "mode", each layer that differs in training says whether it is in training.
         frozen: the parameters that need no gradient.
@@ -79,7 +77,6 @@ class Record:
     rank: int = 0
     world_size: int = 1
     tensors: dict[Key, list[Tensor]] = field(default_factory=dict)
-    passes: dict[Key, list[int]] = field(default_factory=dict)
     options: dict[Key, dict[str, Any]] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)
     noise: list[Record] = field(default_factory=list)
@@ -92,28 +89,18 @@ class Record:
         return max((torch.finfo(d).eps for d in dtypes if d.is_floating_point), default=0.0)
 
     def value(self, key: Key) -> Tensor | None:
-        """Return a tensor with all its passes; for an update, return the change of the weight."""
-        tensors = self.tensors.get(key)
-        if tensors is None:
+        """Return a tensor of all its runs; for an update, return the change of the weight."""
+        values = self.tensors.get(key)
+        if values is None:
             return None
         if key.kind == "update":
             (before,) = self.tensors.get(Key(key.step, "weight", key.name), [None])
-            return None if before is None else tensors[0].double() - before.double()
-        values = self._first_calls_first(key) or tensors
+            return None if before is None else values[0].double() - before.double()
         if len(values) == 1:
             return values[0]
         if values[0].dim() and len({value.shape[1:] for value in values}) == 1:
             return torch.cat(values)
         return torch.cat([value.flatten() for value in values])
-
-    def _first_calls_first(self, key: Key) -> list[Tensor]:
-        """Return what each run of a layer computed: all first calls of a pass come first."""
-        calls: Counter[int] = Counter()
-        runs = []
-        for number, tensor in zip(self.passes.get(key, []), self.tensors[key], strict=False):
-            runs.append((calls[number], number, tensor))
-            calls[number] += 1
-        return [tensor for *_, tensor in sorted(runs, key=lambda run: run[:2])]
 
 
 class _Disturbance(NamedTuple):
@@ -190,9 +177,8 @@ class _Recorder:
         started = dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
         self.record, self.model, self.optimizer = Record(rank, world_size), model, optimizer
-        self.step = self.depth = self.forward = 0
+        self.step = 0
         self.began = False
-        self.forwards: Counter[str] = Counter()  # of each outermost module, in this step
         self.disturb = _disturb(_disturbance.get())
         self.handles: list[Any] = []
         self.names: dict[nn.Parameter, list[str]] = {}  # a tied parameter has several
@@ -211,7 +197,7 @@ class _Recorder:
         for name, module in modules.items():
             before, after = self._before(name), self._after(name)
             self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self.handles.append(module.register_forward_hook(after, always_call=True))
+            self.handles.append(module.register_forward_hook(after))
         inside = (nn.MultiheadAttention, nn.RNNBase)
         self.dropouts = [(m, m.dropout) for m in model.modules() if isinstance(m, inside)]
         for module, _ in self.dropouts:
@@ -236,14 +222,12 @@ class _Recorder:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         earlier = self.record.tensors.get(key, []) if append else []
         self.record.tensors[key] = [*earlier, local.detach().to("cpu", copy=True)]
-        if kind in OF_ROWS:
-            self.record.passes.setdefault(key, []).append(self.forward)
 
     def begin(self) -> None:
         """Record the weights, at the first forward of a step."""
         if self.began:
             return
-        self.began, self.forwards = True, Counter()
+        self.began = True
         for name, param in self._parameters():
             self._save("weight", name, param)
 
@@ -252,10 +236,6 @@ class _Recorder:
             if _in_backward():
                 return None  # forward runs again to recompute activations
             self.begin()
-            if self.depth == 0:
-                self.forward = self.forwards[name]
-                self.forwards[name] += 1
-            self.depth += 1
             if isinstance(module, _DropoutNd | _NormBase):
                 key = Key(self.step, "mode", name)
                 self.record.options[key] = {"training": module.training}
@@ -272,9 +252,6 @@ class _Recorder:
             drops = isinstance(module, _DropoutNd) and module.training and module.p > 0
             if _in_backward():  # disturbed again, so that it saves as many tensors as forward did
                 return args[0] if drops else tree_map(self.disturb, output)
-            self.depth -= 1
-            if output is None:
-                return None
             if drops:
                 self._save("dropout", name, args[0], append=True)
                 self._save("mask", name, output != 0, append=True)
