@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from course_lib.compare.differences import Case, Finding, named, near
+from course_lib.compare.differences import Case, Finding, named
 from course_lib.compare.record import Key
 
 Weights = dict[tuple[int, int], float]
@@ -127,8 +127,6 @@ def _of_one_rank(rank: int, case: Case) -> Finding:
     right = None if shares is None else shares.fit(shares.t)
     if shares is None or right is None:
         return None
-    if near(shares.x, torch.zeros_like(shares.x), shares.tolerance):
-        return "zero", "the result includes no rank's gradient."
     actual = shares.fit(shares.x)
     if actual is not None:
         o, e = (dict(zip(shares.columns, w.tolist(), strict=True)) for w in (actual, right))
