@@ -90,10 +90,6 @@ _RESIZES = (
 """Functions whose result is a part, although it has fewer or more elements."""
 _GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
 _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"  # GradScaler calls it, with all gradients
-_OURS = (
-    "clip_grad_norm_(parameters, max_norm), gradient_norms(parameters) or whole_norms(tensors) of "
-    "course_lib.parts, on all ranks"
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,7 +112,9 @@ class Part(Tensor):
     mark: Mark
     reason: str = "each rank holds a different part of it"
     instead: ClassVar[str] = (
-        f"For the whole, call {_OURS}. For this rank's part alone, take as_subclass(torch.Tensor)"
+        "For the whole, call clip_grad_norm_(parameters, max_norm), gradient_norms(parameters) or "
+        "whole_norms(tensors) of course_lib.parts, on all ranks. For this rank's part alone, take "
+        "as_subclass(torch.Tensor)"
     )
     forbidden: ClassVar[frozenset[str]] = _OF_ALL_ELEMENTS | _PRODUCTS
     keeps_size: ClassVar[bool] = True
@@ -220,7 +218,6 @@ class OneOfSeveral(Part):
     """A whole weight of a model whose other weights other ranks hold. A result is ordinary."""
 
     reason = "it would be the norm of this rank's weights, and other ranks hold other weights"
-    instead = f"Call {_OURS}"
     forbidden = _OF_SEVERAL
     keeps_size = marks_results = False
 
@@ -232,18 +229,11 @@ class PartialGradient(Part):
 class GradientPiece(PartialGradient):
     """The elements of a parameter's mean gradient that this rank has, shape (stop - start,)."""
 
-    instead = (
-        "For the whole gradient, call clip_grad_norm_(max_norm) or gradient_norms() of the "
-        "FullyShardedDataParallel or ShardedOptimizer, on all ranks. For this rank's part alone, "
-        "take param.grad.as_subclass(torch.Tensor)"
-    )
-
 
 class GradientOfSeveral(PartialGradient):
     """The whole gradient of one parameter, while other ranks have those of other parameters."""
 
     reason = "other ranks hold the gradients of other parameters"
-    instead = f"Call {_OURS}"
     forbidden = _OF_SEVERAL
     keeps_size = False
 
