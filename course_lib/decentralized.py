@@ -325,41 +325,27 @@ class Gossip:
             check_mixing(mixing, self.world_size)
         self._finish: Callable[[], Tensor] | None = None
 
-    def start(self) -> None:
+    def __enter__(self) -> "Gossip":
         """Begin to send the current weights and to receive the neighbours' weights.
 
-        Raises RuntimeError if the last exchange has not been finished.
+        Raises RuntimeError if the last exchange was not finished.
         """
         if self._finish is not None:
             raise RuntimeError(
-                "start() was called twice: call finish() between the two calls, or use "
-                "`with gossip:`"
+                "an exception ended the last exchange, which the neighbours may have finished: "
+                "make a new Gossip, on all ranks"
             )
         matrix = self.mixing if isinstance(self.mixing, Tensor) else self.mixing(self.steps)
         matrix = check_mixing(matrix, self.world_size)
         self._finish = start_mixing(flatten(trained(self.optimizer)), matrix, self.group)
-
-    def finish(self) -> None:
-        """Replace the weights by Σ_j W_ij w_j.
-
-        Raises RuntimeError if `start` was not called before.
-        """
-        if self._finish is None:
-            raise RuntimeError(
-                "finish() was called without start(), so nothing was sent: call start() first, or "
-                "use `with gossip:`"
-            )
-        finish, self._finish = self._finish, None
-        unflatten(finish(), trained(self.optimizer))
-        self.steps += 1
-
-    def __enter__(self) -> "Gossip":
-        self.start()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:  # no exception
-            self.finish()
+        """Replace the weights by Σ_j W_ij w_j, unless there was an exception."""
+        if kind is None and self._finish is not None:
+            unflatten(self._finish(), trained(self.optimizer))
+            self._finish = None
+            self.steps += 1
 
 
 def _circulant(world_size: int, hops: list[int]) -> Tensor:
