@@ -64,8 +64,6 @@ def torus_mixing(rows: int, columns: int) -> Tensor:
 
     Rank r is in row r // columns. The grid wraps around at its edges, so all have four neighbours.
     """
-    if rows < 1 or columns < 1:
-        raise ValueError(f"a torus needs at least one row and one column, not {rows} × {columns}")
     world_size = rows * columns
     matrix = torch.zeros(world_size, world_size, dtype=torch.float64)
     for rank in range(world_size):
@@ -350,8 +348,6 @@ class Gossip:
 
 def _circulant(world_size: int, hops: list[int]) -> Tensor:
     """Return the matrix in which each rank receives from those `hops` ahead, equally weighted."""
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, not {world_size}")
     matrix = torch.zeros(world_size, world_size, dtype=torch.float64)
     for rank in range(world_size):
         for hop in hops:

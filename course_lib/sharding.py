@@ -69,10 +69,8 @@ def shard(data: Cut, world_size: int, rank: int) -> Cut:
     For a tensor of shape (N, …) this is a *view* of shape (about N / world_size, …): it shares
     memory, so writing to it writes to `data`. A list or tuple is sliced, hence copied.
 
-    Raises ValueError as `shard_bounds` does, and for a tensor without dimensions.
+    Raises ValueError as `shard_bounds` does.
     """
-    if isinstance(data, Tensor) and data.dim() == 0:
-        raise ValueError("a tensor without dimensions holds one number and cannot be sharded")
     start, stop = shard_bounds(len(data), world_size, rank)
     return data[start:stop]
 

@@ -144,14 +144,9 @@ def two_level_groups(ranks_per_node: int) -> tuple[dist.ProcessGroup, dist.Proce
 
     Each node holds `ranks_per_node` consecutive ranks. `between` joins the ranks that have the same
     number in their nodes. All ranks must call this, because PyTorch creates a group on all ranks
-    together. Call it once, and keep the groups. Raises ValueError if a node would not be full.
+    together. Call it once, and keep the groups. `ranks_per_node` divides the number of ranks.
     """
     rank, world_size = place_in(None)
-    if ranks_per_node < 1 or world_size % ranks_per_node:
-        raise ValueError(
-            f"{world_size} ranks do not fill nodes of {ranks_per_node} ranks: every node must hold "
-            "the same number of ranks. Use a number of ranks that ranks_per_node divides"
-        )
     nodes = [range(i, i + ranks_per_node) for i in range(0, world_size, ranks_per_node)]
     across = [range(i, world_size, ranks_per_node) for i in range(ranks_per_node)]
     inside = [dist.new_group(list(members)) for members in nodes]

@@ -79,15 +79,10 @@ def pipelined_broadcast(
     """Copy rank `src`'s `tensor` into everyone's, in place, along a chain, in `segments` pieces.
 
     Rank r passes segment i on while it receives segment i + 1: (K-1) α + (s + K - 2) n/(sβ).
-    Each rank except the last sends n bytes. Shapes and errors as in `naive_broadcast`; ValueError
-    also if segments < 1.
+    Each rank except the last sends n bytes. Shapes and errors as in `naive_broadcast`.
     """
     rank, world_size = place_in(group)
     root = root_in(group, src)
-    if segments < 1:
-        raise ValueError(
-            f"segments={segments} must be at least 1: a tensor is cut into that many pieces"
-        )
     position = (rank - root) % world_size
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
     with flat_in_place(tensor) as flat:

@@ -24,12 +24,10 @@ def model_state_bytes(
     for Adam in mixed precision, whose state holds fp32 master weight, momentum and variance. Plain
     fp32 Adam has 4, 4 and 8.
 
-    Raises ValueError if `stage` is not 0, 1, 2 or 3, or `world_size` is below 1.
+    Raises ValueError if `stage` is not 0, 1, 2 or 3.
     """
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"stage must be 0, 1, 2 or 3, got {stage}")
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, got {world_size}")
     parts = [weight, gradient, state]  # stage s divides the last s of them
     return parameters * sum(
         part / (world_size if place + stage >= len(parts) else 1)
