@@ -51,8 +51,6 @@ class QSGD(Compressor):
     def __init__(self, levels: int = 7, block: int = 512, seed: int | None = None) -> None:
         if not 1 <= levels <= 127:
             raise ValueError(f"levels must be 1 to 127 to fit a byte with a sign, not {levels}")
-        if block < 1:
-            raise ValueError(f"a block must have at least one element, not {block}")
         self.levels = levels
         self.block = block
         self.width = next(bits for bits in (1, 2, 4, 8) if 2 * levels + 1 <= 1 << bits)

@@ -90,8 +90,6 @@ class Uniform8Bit(Compressor):
     def __init__(
         self, stochastic: bool = False, block: int = BLOCK, seed: int | None = None
     ) -> None:
-        if block < 1:
-            raise ValueError(f"a block must have at least one element, not {block}")
         self.stochastic = stochastic
         self.block = block
         self.seed = seed
