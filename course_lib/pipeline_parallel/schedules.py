@@ -33,11 +33,7 @@ from course_lib.pipeline_parallel.simulation import bubble_fraction
 
 
 def gpipe(world_size: int, micro_batches: int) -> Schedule:
-    """Return all forwards, then all backwards, the last micro-batch first.
-
-    Raises ValueError unless both numbers are at least 1, like the other schedules below.
-    """
-    _require(world_size, micro_batches)
+    """Return all forwards, then all backwards, the last micro-batch first."""
     forwards = [Step("F", m) for m in range(micro_batches)]
     backwards = [Step("B", m) for m in reversed(range(micro_batches))]
     return Schedule("GPipe", micro_batches, ((*forwards, *backwards),) * world_size)
@@ -45,7 +41,6 @@ def gpipe(world_size: int, micro_batches: int) -> Schedule:
 
 def one_forward_one_backward(world_size: int, micro_batches: int) -> Schedule:
     """Return p - r forwards on rank r, then backwards and forwards in turn, each when possible."""
-    _require(world_size, micro_batches)
     forwards = [Step("F", m) for m in range(micro_batches)]
     backwards = [Step("B", m) for m in range(micro_batches)]
     steps = tuple(
@@ -72,7 +67,6 @@ def interleaved(world_size: int, micro_batches: int, chunks: int = 2) -> Schedul
     but each step is 1/v as long. Raises ValueError if p does not divide m, because a last, smaller
     turn would stall.
     """
-    _require(world_size, micro_batches, chunks)
     if micro_batches % world_size:
         raise ValueError(
             f"interleaving takes {world_size} micro-batches at a time, one for each rank, so "
@@ -100,9 +94,8 @@ def zero_bubble(world_size: int, micro_batches: int, ahead: int = 1) -> Schedule
 
     Rank r begins with `ahead` forwards for each rank after it, and postpones `ahead` steps `W` for
     each rank before it. So each rank holds up to ahead (p-1) + 1 micro-batches, and ranks that end
-    early still have work. Raises ValueError if `ahead` is below 1.
+    early still have work.
     """
-    _require(world_size, micro_batches, ahead)
     forwards = [Step("F", m) for m in range(micro_batches)]
     inputs = [Step("I", m) for m in range(micro_batches)]
     ranks = []
@@ -123,8 +116,3 @@ def _in_turn(forwards: list[Step], backwards: list[Step], ahead: int) -> tuple[S
     pairs = zip(forwards[ahead:], backwards, strict=False)
     remaining = backwards[len(forwards) - ahead :]
     return (*forwards[:ahead], *(step for pair in pairs for step in pair), *remaining)
-
-
-def _require(*numbers: int) -> None:
-    if min(numbers) < 1:
-        raise ValueError(f"ranks, micro-batches and chunks must be at least 1, got {numbers}")
