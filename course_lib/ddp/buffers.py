@@ -17,6 +17,7 @@ its own batches. Before the next forward, the first rank broadcasts its buffers 
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
 from typing import TypeVar
 
 import torch
@@ -111,35 +112,25 @@ def verify_same_model(
     dist.all_gather(everyone, local, group=group)
     if len({int(value) for value in everyone}) == 1:
         return
-    descriptions: list[dict[str, str]] = [{} for _ in range(world_size)]
+    descriptions: list[list[str]] = [[] for _ in range(world_size)]
     dist.all_gather_object(descriptions, own_description, group=group)
     other = next(r for r in range(world_size) if descriptions[r] != descriptions[0])
-    raise RuntimeError(_difference(descriptions, other, dist.get_process_group_ranks(group)))
+    pairs = zip_longest(descriptions[0], descriptions[other], fillvalue="nothing more")
+    first, second = next(pair for pair in pairs if pair[0] != pair[1])
+    ranks = dist.get_process_group_ranks(group)
+    raise RuntimeError(
+        f"the ranks have different models: rank {ranks[0]} has {first}, where rank {ranks[other]} "
+        f"has {second}. Build the same model on every rank. (DDP expects same model across all "
+        "ranks.)"
+    )
 
 
-def _description(module: nn.Module, ignored: Collection[str]) -> dict[str, str]:
-    """Return name → description of what must be equal, in the order of the module."""
-    described = {}
+def _description(module: nn.Module, ignored: Collection[str]) -> list[str]:
+    """Return what must be equal, in the order of the module."""
+    described = []
     for name, param in named_parameters(module, ignored):
         state = "" if param.requires_grad else ", frozen"
-        described[f"parameter '{name}'"] = f"{tuple(param.shape)} {param.dtype}{state}"
+        described.append(f"parameter '{name}' {tuple(param.shape)} {param.dtype}{state}")
     for name, buffer in named_buffers(module, ignored):
-        described[f"buffer '{name}'"] = f"{tuple(buffer.shape)} {buffer.dtype}"
+        described.append(f"buffer '{name}' {tuple(buffer.shape)} {buffer.dtype}")
     return described
-
-
-def _difference(descriptions: Sequence[dict[str, str]], other: int, ranks: Sequence[int]) -> str:
-    first, second = descriptions[0], descriptions[other]
-    names = [name for name in [*first, *second] if first.get(name) != second.get(name)]
-    if names:
-        name = names[0]
-        here, there = (states.get(name, "missing") for states in (first, second))
-        difference = f"{name} is {here} on rank {ranks[0]} and {there} on rank {ranks[other]}"
-    else:
-        difference = (
-            f"ranks {ranks[0]} and {ranks[other]} have the same tensors in different orders"
-        )
-    return (
-        f"the ranks have different models: {difference}. Build the same model on every rank. "
-        "(DDP expects same model across all ranks.)"
-    )

@@ -104,6 +104,8 @@ def different(difference: str) -> None:
             net[0].double()
         elif difference == "name":
             net = nn.Sequential(nn.Linear(3, 4), nn.Identity(), nn.BatchNorm1d(4))
+        elif difference == "more":
+            net[1].register_buffer("mask", torch.ones(2))
         elif difference == "frozen":
             net[0].bias.requires_grad_(False)
         elif difference == "buffer":
@@ -114,11 +116,12 @@ def different(difference: str) -> None:
 @pytest.mark.parametrize(
     ("difference", "message"),
     [
-        ("shape", r"'0\.weight' is \(4, 3\) .* on rank 0 and \(5, 3\) .* on rank 2"),
-        ("dtype", r"'0\.weight' is .*float32 on rank 0 and .*float64 on rank 2"),
-        ("name", r"'1\.weight' is .* on rank 0 and missing on rank 2"),
-        ("frozen", r"'0\.bias' is .* and .*frozen on rank 2"),
-        ("buffer", r"'1\.running_var' is \(4,\) .* and \(7,\) .* on rank 2"),
+        ("shape", r"rank 0 has .*'0\.weight' \(4, 3\) .* rank 2 has .*'0\.weight' \(5, 3\)"),
+        ("dtype", r"rank 0 has .*float32, where rank 2 has .*'0\.weight' .*float64"),
+        ("name", r"rank 0 has parameter '1\.weight' .* rank 2 has parameter '2\.weight'"),
+        ("more", r"rank 0 has nothing more, where rank 2 has buffer '1\.mask' \(2,\)"),
+        ("frozen", r"rank 0 has .*32, where rank 2 has .*'0\.bias' .*, frozen"),
+        ("buffer", r"rank 0 has .*'1\.running_var' \(4,\) .* rank 2 has .*_var' \(7,\)"),
     ],
 )
 def test_different_models_are_named(ranks_of, difference, message):
