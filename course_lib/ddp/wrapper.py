@@ -405,23 +405,17 @@ def _group(group: Group, process_group: Group, mesh: Any) -> Group:
 
 def _device(module: nn.Module, device_ids: Any, output_device: Any) -> torch.device | None:
     """Return the module's device if the arguments name it, else None; no other may be named."""
-    devices = [*(device_ids or []), *([] if output_device is None else [output_device])]
-    if not devices:
+    named = [*(device_ids or []), *([] if output_device is None else [output_device])]
+    if not named:
         return None
-    if len(device_ids or []) > 1:
-        raise ValueError(
-            "device_ids can only be None or contain a single element, as in device_ids=[rank]: a "
-            "rank uses one GPU"
-        )
     actual = next(module.parameters()).device
-    places = [
-        torch.device(actual.type, d) if isinstance(d, int) else torch.device(d) for d in devices
+    devices = [
+        torch.device(actual.type, d) if isinstance(d, int) else torch.device(d) for d in named
     ]
-    elsewhere = [p for p in places if p.type != actual.type or p.index not in (None, actual.index)]
-    if elsewhere or actual.type == "cpu":
+    if any(d.type != actual.type or d.index not in (None, actual.index) for d in devices):
         raise ValueError(
             f"DistributedDataParallel's device_ids={device_ids} and output_device={output_device} "
-            f"must name the GPU of the module's parameters, but the parameters are on {actual}. "
-            "First move the module with model.to(device). On a CPU, leave both arguments out"
+            f"must name the one GPU of the module's parameters, but these are on {actual}. First "
+            "move the module with model.to(device). On a CPU, leave both arguments out"
         )
     return actual
