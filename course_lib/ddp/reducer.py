@@ -44,8 +44,6 @@ from course_lib.ddp.hooks import CommHook, EndOfBackward, GradBucket, hook_gradi
 from course_lib.gradient_sync import copy_scaled, verify_first_order
 from course_lib.guard import form_of, rank_error, verify_form
 
-_SHOWN = 8  # names in an error
-
 
 class CommunicationStream:
     """A second GPU stream, so that a GPU computes and communicates at the same time.
@@ -287,10 +285,9 @@ class Reducer:
     def _verify_all_added(self) -> None:
         absent = [name for index, name in enumerate(self.names) if index not in self._order]
         if absent and not self.find_unused:
-            shown = ", ".join(f"'{name}'" for name in absent[:_SHOWN])
-            omitted = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
+            shown = ", ".join(f"'{name}'" for name in absent)
             raise rank_error(
-                f"backward() gave no gradient to {shown}{omitted}",
+                f"backward() gave no gradient to {shown}",
                 "If the loss should not depend on them, wrap the model with "
                 "find_unused_parameters=True (zeros are averaged in their place), or freeze them "
                 "before wrapping it. If you call backward() several times after one forward, add "

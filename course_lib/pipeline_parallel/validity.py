@@ -48,10 +48,9 @@ def _check_steps(schedule: Schedule) -> None:
         for verb, names in mistakes.items():
             if names:
                 raise ScheduleError(
-                    f"{schedule.name}: rank {rank} {verb} {', '.join(names[:5])}"
-                    f"{', …' if len(names) > 5 else ''}. Every rank must do {', '.join(actions)} "
-                    f"once for each micro-batch ({schedule.micro_batches}) and each chunk "
-                    f"({schedule.chunks})"
+                    f"{schedule.name}: rank {rank} {verb} {', '.join(names)}. Every rank must do "
+                    f"{', '.join(actions)} once for each micro-batch ({schedule.micro_batches}) "
+                    f"and each chunk ({schedule.chunks})"
                 )
 
 
