@@ -12,9 +12,8 @@ which order its neighbour sends, begins to receive in that order, and keeps mess
 not need yet.
 
 A rank starts sends without waiting for them, so ranks cannot wait for one another's sends in a
-circle. A sent tensor is kept until the schedule shows that the other rank has received it: when
-that rank answers, or the step is over. Receives begin one step before they are needed, while the
-rank computes. So a message that takes no longer than a step costs no time.
+circle. What it sent is kept until the step is over. Receives begin one step before they are needed,
+while the rank computes. So a message that takes no longer than a step costs no time.
 
 NCCL runs all messages between two ranks of a group in the order in which they were posted, in both
 directions. With NCCL, a receive that begins early would delay the sends posted after it, and two
@@ -110,30 +109,20 @@ class Mailbox:
         self._shapes = shapes
         self._learning = len(shapes) == 0
         self._here: dict[Message, Tensor] = {}
-        self._receiving: dict[Message, tuple[dist.Work, Tensor, list[Message]]] = {}
-        self._sent: dict[Message, tuple[dist.Work, Tensor]] = {}
-        self._headers: list[tuple[dist.Work, Tensor]] = []
+        self._receiving: dict[Message, tuple[dist.Work, Tensor]] = {}
+        self._sent: list[tuple[dist.Work, Tensor]] = []
         self._orders = {
             source: iter(self._sent_to_me(source))
             for source in range(schedule.world_size)
             if source != rank
         }
 
-    def _sent_to_me(self, source: int) -> Iterator[tuple[Message, list[Message]]]:
-        """Yield each message that a rank sends to this one, in order.
-
-        With it, yield the messages from this rank that the other rank has received since its last
-        message to this rank.
-        """
-        got: list[Message] = []
+    def _sent_to_me(self, source: int) -> Iterator[Message]:
+        """Yield each message that a rank sends to this one, in order."""
         for step in self._schedule.steps[source]:
-            work = self._schedule.work(source, step)
-            needed, result = incoming(self._schedule, work), outgoing(self._schedule, work)
-            if needed is not None and self._sender(needed) == self._rank:
-                got.append(needed)
+            result = outgoing(self._schedule, self._schedule.work(source, step))
             if result is not None and self._schedule.rank_of(result.stage) == self._rank:
-                yield result, got
-                got = []
+                yield result
 
     def _sender(self, message: Message) -> int:
         return self._schedule.rank_of(message.stage + (-1 if message.forward else 1))
@@ -149,8 +138,8 @@ class Mailbox:
         if message.forward and message.stage not in self._shapes:
             self._shapes[message.stage] = tensor.shape, tensor.dtype
             header = _header(tensor).to(self._device)
-            self._headers.append((start_send(header, to, group), header))
-        self._sent[message] = start_send(tensor, to, group), tensor
+            self._sent.append((start_send(header, to, group), header))
+        self._sent.append((start_send(tensor, to, group), tensor))
 
     def expect(self, message: Message | None) -> None:
         """Begin to receive early, except while shapes are learned, because this has to wait."""
@@ -162,10 +151,8 @@ class Mailbox:
         self._begin(message)
         if message in self._here:
             return self._here.pop(message)
-        work, tensor, got = self._receiving.pop(message)
+        work, tensor = self._receiving.pop(message)
         work.wait()
-        for answered in got:  # it was received, so it need not be kept any longer
-            self._sent.pop(answered)[0].wait()
         return tensor
 
     def _begin(self, message: Message) -> None:
@@ -173,7 +160,7 @@ class Mailbox:
         source = self._sender(message)
         group = self._groups.between(source, self._rank)
         while source != self._rank and message not in self._receiving:
-            following, got = next(self._orders[source])
+            following = next(self._orders[source])
             boundary = following.stage if following.forward else following.stage + 1
             if boundary not in self._shapes:
                 header = torch.empty(_MAX_DIMS + 2, dtype=torch.int64, device=self._device)
@@ -181,11 +168,11 @@ class Mailbox:
                 self._shapes[boundary] = _read(header)
             shape, dtype = self._shapes[boundary]
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
-            self._receiving[following] = start_recv(tensor, source, group), tensor, got
+            self._receiving[following] = start_recv(tensor, source, group), tensor
 
     def finish(self) -> None:
         """Wait until all sends are done."""
-        for work, _ in (*self._headers, *self._sent.values()):
+        for work, _ in self._sent:
             work.wait()
 
 
