@@ -31,7 +31,6 @@ S. Rajbhandari et al., "ZeRO", SC 2020, sections 5.1 and 7.2.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -121,17 +120,13 @@ class ShardedOptimizer(Optimizer):
         self._complete = True
         self.group, self.gradients = group, gradients
         self._params = [p for param_group in self.param_groups for p in param_group["params"]]
-        names = [group.get("param_names", group["params"]) for group in self.param_groups]
-        self._names = [
-            f"'{name}'" if isinstance(name, str) else f"parameter {index}"
-            for index, name in enumerate(chain(*names))
-        ]
+        self._names = [f"parameter {index}" for index in range(len(self._params))]
         self._cap = bucket_cap_mb if gradients == "sharded" else float("inf")
         self._chunks: list[FlatChunks] = []
         self._forms: dict[int, Any] = {}  # of the parameters that are in a buffer
         self._gradients: list[Tensor] = []
         self._pieces = [
-            as_part(param.new_empty(0), Part, param, group, name.strip("'"))
+            as_part(param.new_empty(0), Part, param, group, name)
             for param, name in zip(self._params, self._names, strict=True)
         ]
         self._during = ShardedGradients(
