@@ -1,15 +1,11 @@
-"""A wrapped model in real programs: checkpointing, odd orders, copies, memory formats.
+"""A wrapped model in real programs: checkpointing, odd orders, memory formats.
 
 As in `test_wrapper`, PyTorch's class is the oracle, on the same ranks with different data on each.
 """
 
-import io
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from tests.helpers import ddp_scenarios as scenarios
@@ -88,31 +84,6 @@ def two_forwards(ddp: type, between: str):
 @pytest.mark.parametrize(("on", "k"), scenarios.FEW)
 def test_a_forward_between_forward_and_backward(ranks_of, on, k, between):
     scenarios.compare(ranks_of(on, k), two_forwards, between)
-
-
-# --- copies ---------------------------------------------------------------------------------------
-
-
-def train_a_copy(ddp: type):
-    """Loaded from a file; `test_guard` has the one that `copy.deepcopy` makes."""
-    original = ddp(scenarios.mlp(seed=dist.get_rank()), bucket_cap_mb=scenarios.SMALL_CAP)
-    shards = scenarios.own_shards()
-    mse_loss(original(shards[0][0]), shards[0][1]).backward()
-    file = io.BytesIO()
-    torch.save(original, file)
-    file.seek(0)
-    copied = torch.load(file, weights_only=False)
-    assert all(a is not b for a, b in zip(original.parameters(), copied.parameters(), strict=True))
-    state = scenarios.steps(copied, copied.module)
-    original.zero_grad()
-    mse_loss(original(shards[1][0]), shards[1][1]).backward()  # and the original still works
-    return [*state, *scenarios.gradients(original.module)]
-
-
-@ignore_torch_warnings
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_a_copy_is_synchronised_as_well(ranks_of, k):
-    scenarios.compare(ranks_of("cpu", k), train_a_copy)
 
 
 # --- memory formats -------------------------------------------------------------------------------
