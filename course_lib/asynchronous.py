@@ -175,11 +175,6 @@ def serve(
     """
     _, world_size = place_in(None)
     workers = range(1, world_size)
-    if updates < 0 or not workers:
-        raise ValueError(
-            "at least 2 ranks are needed (a server and one or more workers), and updates must be 0 "
-            f"or more; got {world_size} ranks, updates={updates}"
-        )
     if bound is not None and bound < 0:
         raise ValueError(f"bound={bound} must be 0 or more")
     if bound is not None and wait_for is not None:
