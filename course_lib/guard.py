@@ -81,14 +81,10 @@ def use_of(param: Tensor) -> tuple[bool, int]:
 
 
 def verify_form(name: str, param: Tensor, form: tuple[Any, ...]) -> None:
-    """Raise RuntimeError, naming what differs, if the `form_of` the parameter is not `form`."""
-    for aspect, before, now in zip(_PARTS, form, form_of(param), strict=True):
-        if before != now:
-            raise rank_error(f"{name} had {aspect} {before}, and now has {now}", _CONVERT)
-
-
-_PARTS = ("shape", "strides", "dtype", "device")
-_CONVERT = (
-    "First convert the model (`to`, `half`, a memory format), and then wrap it and make the "
-    "optimizer."
-)
+    """Raise RuntimeError if the `form_of` the parameter is not `form`."""
+    if form_of(param) != form:
+        raise rank_error(
+            f"{name} had the shape, strides, dtype and device {form}, and now {form_of(param)}",
+            "First convert the model (`to`, `half`, a memory format), and then wrap it and make "
+            "the optimizer.",
+        )

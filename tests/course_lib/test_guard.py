@@ -99,7 +99,7 @@ class Run:
 
 ZERO, MODULES = ("averaged", "local", "sharded"), ("ddp", "fsdp")
 REPLACED = r"rank \d: .* (is no longer the parameter|was not there)"
-CONVERTED = r"rank \d: .* had (strides|dtype) .* now has "
+CONVERTED = r"rank \d: .* had the shape, strides, dtype .*, and now "
 NONE = "does not apply: an optimizer has tensors, and does not know which modules have them"
 SITUATIONS = {}
 
