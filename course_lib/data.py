@@ -88,10 +88,8 @@ def shuffled(stream: Iterable[Row], size: int, generator: torch.Generator) -> It
     """Yield the rows of a stream in another order, chosen among `size` rows that wait in memory.
 
     A row comes at most `size` places earlier than in the stream. With the same generator all
-    readers get the same order, as `own_rows` needs. Raises ValueError if size < 1.
+    readers get the same order, as `own_rows` needs.
     """
-    if size < 1:
-        raise ValueError(f"size={size}: a shuffle buffer holds 1 row or more")
     rows = iter(stream)
     waiting = list(islice(rows, size))
     for row in rows:
