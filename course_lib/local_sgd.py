@@ -65,7 +65,7 @@ class LocalSGD:
             averaged with the weights. Other buffers, such as the count of batches, stay each
             rank's own, and so do all buffers if it is None.
 
-    Raises ValueError if `every` < 1, and on a rank outside `group`.
+    Raises ValueError on a rank outside `group`.
 
     """
 
@@ -76,10 +76,6 @@ class LocalSGD:
         group: Group = None,
         module: nn.Module | None = None,
     ) -> None:
-        if every < 1:
-            raise ValueError(
-                f"every={every} must be at least 1: the number of steps between two averages"
-            )
         place_in(group)
         self.optimizer = optimizer
         self.every = every
@@ -147,8 +143,6 @@ class DiLoCo:
         group: Group = None,
         module: nn.Module | None = None,
     ) -> None:
-        if every < 1 or fragments < 1:
-            raise ValueError(f"every={every} and fragments={fragments} must be at least 1")
         if every % fragments:
             raise ValueError(f"every={every} must be a multiple of fragments={fragments}")
         if not 0 <= overlap < every // fragments:

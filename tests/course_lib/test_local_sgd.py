@@ -348,7 +348,6 @@ def test_diloco_drops_the_round_in_which_a_rank_overflows(ranks_of, options, ove
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        (LocalSGD, {"every": 0}, "every=0 must be at least 1: the number of steps"),
         (DiLoCo, {"every": 5, "fragments": 2}, "every=5 .* multiple of fragments=2"),
         (DiLoCo, {"every": 4, "fragments": 2, "overlap": 2}, "2 steps later"),
         (
