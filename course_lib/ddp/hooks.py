@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,19 +37,10 @@ from torch.utils._pytree import tree_leaves
 from course_lib.bucketing import Bucket, lay_out_like
 
 
-class Owner(Protocol):
-    """An object that is notified of gradients."""
-
-    hooked: "weakref.finalize[Any, Any]"
-
-    def on_gradient(self, index: int) -> None:
-        """Handle the gradient of parameter `index`, which is ready."""
-
-
 class GradientHook:
-    """Notifies its owner, if it still exists, that the gradient of a parameter is ready."""
+    """Notifies its owner, a `Reducer`, if it still exists, that a parameter's gradient is ready."""
 
-    def __init__(self, owner: Owner, index: int) -> None:
+    def __init__(self, owner: Any, index: int) -> None:
         self.owner = weakref.ref(owner)
         self._index = index
 
@@ -59,7 +50,7 @@ class GradientHook:
             owner.on_gradient(self._index)
 
 
-def hook_gradients(owner: Owner, params: Sequence[Tensor]) -> "weakref.finalize[Any, Any]":
+def hook_gradients(owner: Any, params: Sequence[Tensor]) -> "weakref.finalize[Any, Any]":
     """Notify `owner`, by index, of the gradients of `params`, instead of earlier owners.
 
     Returns a finalizer, which removes the hooks when it is called or when the owner is deleted. Its
