@@ -172,8 +172,8 @@ CommHook = Callable[[Any, Any], torch.futures.Future[Any]]
 def launch(hook: tuple[Any, CommHook], bucket: GradBucket) -> Callable[[], None]:
     """Call the hook, a pair `(state, hook)`; return a function that waits for its result.
 
-    After this function, the bucket holds the result. The function raises TypeError if the hook's
-    future holds no tensor, and ValueError if the tensor's number of elements is not the bucket's.
+    After this function, the bucket holds the result. The function raises ValueError if the number
+    of elements in the hook's future is not the bucket's.
     """
     state, call = hook
     gradients = bucket.buffer()  # before the hook can replace it
@@ -210,13 +210,6 @@ def all_reduce_hook(
 
 
 def first_tensor(value: Any) -> Tensor:
-    """Return the tensor in a future's value, which for a collective is a list with one tensor.
-
-    Raises TypeError if there is no tensor.
-    """
-    tensor = value[0] if isinstance(value, list | tuple) else value
-    if not isinstance(tensor, Tensor):
-        raise TypeError(
-            f"a comm hook's future must hold the reduced vector, a tensor, not {type(value)}"
-        )
+    """Return the tensor in a future's value, which for a collective is a list with one tensor."""
+    tensor: Tensor = value[0] if isinstance(value, list | tuple) else value
     return tensor
