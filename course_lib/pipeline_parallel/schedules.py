@@ -70,8 +70,7 @@ def interleaved(world_size: int, micro_batches: int, chunks: int = 2) -> Schedul
     if micro_batches % world_size:
         raise ValueError(
             f"interleaving takes {world_size} micro-batches at a time, one for each rank, so "
-            f"micro_batches must be a multiple of {world_size}, such as "
-            f"{micro_batches // world_size * world_size + world_size}; got {micro_batches}"
+            f"micro_batches must be a multiple of {world_size}; got {micro_batches}"
         )
     # In one turn: p micro-batches on the first chunk, the same ones on the second, …
     order = [
