@@ -194,33 +194,6 @@ def test_parts_are_copied_saved_and_shown_as_parameters(ranks_of, kind):
             torch.testing.assert_close(norms.square().sum(), torch.stack(squares).sum())
 
 
-def test_a_moment_of_a_piece_is_a_piece(ranks_of):
-    """Normalised momentum reads the norm of a state that began as zeros."""
-
-    class Normalised(torch.optim.Optimizer):
-        @torch.no_grad()
-        def step(self, closure=None) -> None:
-            for param in self.param_groups[0]["params"]:
-                moment = self.state[param].setdefault("moment", torch.zeros_like(param))
-                moment.mul_(0.9).add_(param.grad)
-                param.sub_(moment / moment.norm())
-
-    def trained(kind: str) -> None:
-        net = nn.Linear(3, 3)
-        if kind == "fsdp":
-            called: nn.Module = FullyShardedDataParallel(net)
-            optimizer = Normalised(called.parameters(), {})
-        else:
-            called = net
-            optimizer = ShardedOptimizer(net.parameters(), Normalised, gradients=kind, defaults={})
-        called(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
-
-    for kind in KINDS:
-        with pytest.raises(RankError, match=r"norm\(\) of '.*would be wrong here"):
-            ranks_of("simulated", 2).run(trained, kind)
-
-
 # --- each situation × each wrapper: what a loop reads is that of one process, or an error ---------
 
 
@@ -230,17 +203,23 @@ CASE = Case("experts")
 
 
 class Lamb(torch.optim.Optimizer):
-    """The step of each whole tensor is a hundredth as long as its weights."""
+    """The step of each whole tensor is a hundredth as long as its weights, or as long as 1.
 
-    def __init__(self, params) -> None:
+    Its momentum is a state that began as zeros.
+    """
+
+    def __init__(self, params, normalised: bool = False) -> None:
         super().__init__(params, {})
+        self.normalised = normalised
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
         for param in (param for group in self.param_groups for param in group["params"]):
             if param.grad is not None:
-                step = param.grad.clone()
-                param.sub_(step * (0.01 * param.norm() / (step.norm() + 1e-9)))
+                length = 1.0 if self.normalised else param.norm()
+                moment = self.state[param].setdefault("moment", torch.zeros_like(param))
+                moment.mul_(0.9).add_(param.grad)
+                param.sub_(moment * (0.01 * length / (moment.norm() + 1e-9)))
 
 
 class Trained:
@@ -380,6 +359,7 @@ SITUATIONS = {
     "p.grad.numpy()": (read, ("NumPy",), "local sharded FSDP tensor"),
     "cat([p.grad]).norm()": (read, ("one vector",), "local sharded FSDP tensor pipeline expert"),
     "LAMB": (read, ("step",), "averaged local sharded FSDP tensor"),
+    "a moment's norm": (read, ("step",), "averaged local sharded FSDP tensor"),
     "group lasso": (read, ("lasso",), "FSDP tensor"),
     "accumulation": (read, ("accumulation",), ""),
 }
@@ -387,7 +367,9 @@ SITUATIONS = {
 
 def on_a_rank(wrapper: str, situation: str) -> dict[str, Tensor]:
     function, arguments, _ = SITUATIONS[situation]
-    make, options = (Lamb, {}) if situation == "LAMB" else (torch.optim.SGD, {"lr": 0.1})
+    make, options = torch.optim.SGD, {"lr": 0.1}
+    if situation in ("LAMB", "a moment's norm"):
+        make, options = Lamb, {"normalised": situation != "LAMB"}
     results = function(Trained(wrapper, make, **options), *arguments)
     return {name: value.detach() for name, value in results.items()}
 
