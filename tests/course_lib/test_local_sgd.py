@@ -170,21 +170,6 @@ def test_diloco_in_one_message_equals_its_formula(ranks_of, on, k, inner, option
     assert ranks.trace.calls(0)["all_reduce"] == STEPS // options[0]
 
 
-def test_diloco_in_one_message_stays_in_its_group(ranks_of):
-    def in_groups():
-        group = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
-        weight = torch.zeros(2, dtype=torch.float64)
-
-        def inner_step() -> None:
-            weight.add_(dist.get_rank())
-
-        local_sgd.diloco([weight], inner_step, 1, 1.0, 0.0, group)()
-        return weight
-
-    results = ranks_of("simulated", 4).run(in_groups)
-    assert [float(weight[0]) for weight in results] == [1.0, 2.0, 1.0, 2.0]
-
-
 @pytest.mark.parametrize(("on", "k"), [("simulated", 4), ("cpu", 2)])
 def test_fragments_cut_the_peak_and_not_the_sum(ranks_of, on, k):
     ranks, sent = ranks_of(on, k), {}
