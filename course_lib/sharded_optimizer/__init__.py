@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from course_lib.sharded_optimizer.partition import (
         FlatChunks,
         all_gather_chunks,
-        reduce_scatter_chunks,
         start_all_gather,
         start_reduce_scatter,
     )
@@ -51,7 +50,7 @@ __getattr__, __dir__ = later(
     {
         "ShardedOptimizer": "optimizer",
         "sharded_optimizer": "minimal",
-        "FlatChunks all_gather_chunks reduce_scatter_chunks": "partition",
+        "FlatChunks all_gather_chunks": "partition",
         "start_all_gather start_reduce_scatter": "partition",
         "gather_states pieces_of_states": "states",
     },
