@@ -91,21 +91,14 @@ def on_ranks(along_sequence: bool):
     return train(Layer(True, along_sequence))
 
 
+@pytest.mark.parametrize("along_sequence", [False, True])
 @pytest.mark.parametrize(("on", "k"), WORLDS)
-def test_a_layer_trains_as_in_one_process(ranks_of, on, k):
-    expected, gradient = train(Layer(False))
-    for out, grad in ranks_of(on, k).run(on_ranks, False):
-        torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(grad, gradient, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize(("on", "k"), WORLDS)
-def test_along_the_sequence_each_rank_has_its_tokens(ranks_of, on, k):
-    expected, gradient = train(Layer(False))
-    results = ranks_of(on, k).run(on_ranks, True)
-    outs, grads = (torch.cat(parts) for parts in zip(*results, strict=True))
-    torch.testing.assert_close(outs, expected, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(grads, gradient, rtol=1e-9, atol=1e-11)
+def test_a_layer_trains_as_in_one_process(ranks_of, on, k, along_sequence):
+    results = ranks_of(on, k).run(on_ranks, along_sequence)
+    if along_sequence:  # each rank has its tokens
+        results = [[torch.cat(parts) for parts in zip(*results, strict=True)]]
+    for result in results:
+        torch.testing.assert_close(list(result), list(train(Layer(False))), rtol=1e-9, atol=1e-11)
 
 
 def wrong(case: str) -> None:
