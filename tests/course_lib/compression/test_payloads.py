@@ -54,21 +54,6 @@ def test_what_is_no_number_does_not_vanish(name: str, bad: float) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("feedback", [False, True])
-def test_views_and_strides(name: str, feedback: bool) -> None:
-    def make():
-        return ErrorFeedback(EVERY[name]()) if feedback else EVERY[name]()
-
-    x = torch.randn(40, 30).T
-    torch.manual_seed(0)
-    strided = make()
-    got = strided.decode(strided.encode(x))
-    torch.manual_seed(0)
-    plain = make()
-    assert torch.equal(got, plain.decode(plain.encode(x.contiguous())))
-
-
-@pytest.mark.parametrize("name", EVERY)
 def test_what_is_no_gradient_is_refused(name: str) -> None:
     compressor = EVERY[name]()
     for refused in (torch.arange(4), torch.ones(2, dtype=torch.cfloat), torch.eye(3).to_sparse()):
