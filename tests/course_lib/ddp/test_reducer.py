@@ -8,7 +8,6 @@ from torch import nn
 from course_lib import cost_model
 from course_lib.bucketing import MEGABYTE, assign_buckets
 from course_lib.ddp import DistributedDataParallel
-from course_lib.gradient_sync import sync_flat, sync_per_parameter
 from course_lib.ranks import Ranks
 from course_lib.ranks.costs.computation import clock
 from course_lib.ranks.costs.network import Device, Network
@@ -33,61 +32,37 @@ WIDTH, LAYERS, ROWS = 32, 6, 5
 MATMUL = 2 * ROWS * WIDTH * WIDTH  # floating-point operations of one product of matrices
 
 
-def one_step(strategy: str) -> tuple[float, float, float]:
+def one_step(layers_per_bucket: int) -> tuple[float, float, float]:
     """Return when backward began, when all gradients were computed, and when they were averaged."""
     net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
-    x = torch.randn(ROWS, WIDTH)
-    cap = 0 if strategy == "ddp" else 2 * 4 * WIDTH * WIDTH / MEGABYTE
-    wrapped = DistributedDataParallel(net, cap, cap) if "ddp" in strategy else net
-    sync = {"flat": sync_flat, "per parameter": sync_per_parameter}.get(strategy)
+    cap = layers_per_bucket * 4 * WIDTH * WIDTH / MEGABYTE
+    wrapped = DistributedDataParallel(net, cap, cap)
     computed = []
     net[0].weight.register_post_accumulate_grad_hook(lambda _: computed.append(clock()))
     for _ in range(2):
         net.zero_grad()
-        loss = wrapped(x).sum()
+        loss = wrapped(torch.randn(ROWS, WIDTH)).sum()
         dist.barrier()
         start = clock()
         loss.backward()
-        if sync:
-            sync(net.parameters())
         end = clock()
     return start, computed[-1], end
 
 
 @pytest.mark.parametrize("k", [2, 4])
 @pytest.mark.parametrize("speed", [1e6, 1e7, 1e9])
-def test_the_ladder_on_a_slow_network(k, speed):
-    """Per parameter > flat > buckets that overlap, each as long as its formula says."""
+@pytest.mark.parametrize("layers_per_bucket", [1, 2])
+def test_buckets_overlap_as_their_formula_says(k, speed, layers_per_bucket):
     network, device = Network(latency=2e-4, bandwidth=speed), Device(flops=1e7)
     ranks = Ranks(k, on="simulated", network=network, device=device)
-    layer, nbytes = 2 * MATMUL / device.flops, 4 * WIDTH * WIDTH
+    start, computed, end = ranks.run(one_step, layers_per_bucket)[0]
+    launches = [e.start for e in ranks.trace.events if e.kind == "all_reduce" and e.rank == 0]
+    assert min(t for t in launches if t >= start) < computed - 1e-12
+    layer = 2 * MATMUL / device.flops
     backward = LAYERS * layer - MATMUL / device.flops  # the input of the first needs no gradient
-    times, first_launch = {}, {}
-    for strategy in ("per parameter", "flat", "ddp", "ddp, two layers per bucket"):
-        start, computed, end = ranks.run(one_step, strategy)[0]
-        times[strategy] = end - start
-        launches = [e.start for e in ranks.trace.events if e.kind == "all_reduce" and e.rank == 0]
-        first_launch[strategy] = min(t for t in launches if t >= start)
-        before_the_end = first_launch[strategy] < computed - 1e-12
-        assert before_the_end == strategy.startswith("ddp"), strategy
-    layer_time = cost_model.ring_all_reduce_time(nbytes, k, network)
-    every = cost_model.ring_all_reduce_time(LAYERS * nbytes, k, network)
     ready = [(i + 1) * layer for i in range(LAYERS - 1)] + [backward]
-    in_pairs = overlapped(ready[1::2], cost_model.ring_all_reduce_time(2 * nbytes, k, network))
-    expected = {
-        "per parameter": backward + LAYERS * layer_time,
-        "flat": backward + every,
-        "ddp": overlapped(ready, layer_time),
-        "ddp, two layers per bucket": in_pairs,
-    }
-    for strategy, time in times.items():
-        assert time == pytest.approx(expected[strategy], rel=0.1), strategy
-    best = min(times["ddp"], times["ddp, two layers per bucket"])
-    assert times["per parameter"] > times["flat"] > best
-
-
-def overlapped(ready: list[float], duration: float) -> float:
-    end = 0.0
-    for time in ready:
-        end = max(end, time) + duration
-    return end
+    nbytes = layers_per_bucket * 4 * WIDTH * WIDTH
+    done = 0.0
+    for time in ready[layers_per_bucket - 1 :: layers_per_bucket]:
+        done = max(done, time) + cost_model.ring_all_reduce_time(nbytes, k, network)
+    assert end - start == pytest.approx(done, rel=0.1)
