@@ -369,11 +369,6 @@ def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
             raise TypeError(
                 f"DistributedDataParallel() got an unexpected keyword argument '{name}'"
             )
-    if options.get("dim", 0) != 0:
-        raise NotImplementedError(
-            "DistributedDataParallel(dim=…): a rank has one device, so inputs are not split among "
-            "devices; split them among ranks with a sampler"
-        )
     return {**ACCEPTED, **options}
 
 

@@ -24,7 +24,7 @@ def train_with(ddp: type, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"bucket_cap_mb": None, "broadcast_buffers": None, "device_ids": None, "dim": 0},
+        {"bucket_cap_mb": None, "broadcast_buffers": None, "device_ids": None, "dim": 1},
         {
             "gradient_as_bucket_view": True,
             "batched_grad_copy": True,
@@ -53,7 +53,6 @@ def construct(options, twice: bool = False) -> None:
     ("options", "message"),
     [
         *(({name: [1]}, rf"NotImplementedError: .*\({name}=") for name in REFUSED),
-        ({"dim": 1}, "a rank has one"),
         ({"buckets": 3}, "unexpected keyword argument 'buckets'"),
         ({"bucket_cap_mb": [0]}, "PyTorch's second argument is device_ids"),
         ({"device_ids": [0]}, r"device_ids=\[0\] .* these are on cpu"),
