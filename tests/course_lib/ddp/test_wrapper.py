@@ -31,7 +31,6 @@ from tests.helpers.ddp_scenarios import (
     own_shards,
     sgd,
     state_of,
-    steps,
     train,
 )
 
@@ -142,23 +141,6 @@ def test_no_sync_is_about_the_forward_and_ends_with_an_exception(ranks_of, on, k
 
 
 # --- the rest -------------------------------------------------------------------------------------
-
-
-def in_a_group(members: list[int]):
-    group = dist.new_group(members)
-    if dist.get_rank() not in members:
-        return None
-    net = mlp(seed=dist.get_rank())
-    place, k = members.index(dist.get_rank()), len(members)
-    wrapped = DistributedDataParallel(net, SMALL_CAP, group=group)
-    return steps(wrapped, net, [(shard(x, k, place), shard(y, k, place)) for x, y in batches()])
-
-
-@pytest.mark.parametrize("members", [[1, 3], [0, 2, 3]])
-@pytest.mark.parametrize("on", ["simulated", "cpu"])
-def test_a_group_of_some_ranks(ranks_of, on, members):
-    replicas = ranks_of(on, 4).run(in_a_group, members)
-    expect([replicas[rank] for rank in members], one_machine(mlp(seed=members[0])))
 
 
 def gradients_are_in_the_buckets() -> bool:
