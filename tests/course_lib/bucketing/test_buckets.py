@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,16 +43,6 @@ def test_buckets_of_any_tensors(case, cap, first_cap):
             if number + 1 < len(same):
                 assert size + nbytes(tensors[same[number + 1][0]]) > limit
             limit = cap
-
-
-@pytest.mark.parametrize("dtypes", [[torch.float32], DTYPES])
-def test_at_the_extremes_buckets_are_pytorch_s(dtypes):
-    """Between them they differ: PyTorch closes a bucket after its cap has been passed."""
-    tensors = [torch.empty(i + 1, dtype=dtypes[i % len(dtypes)]) for i in range(9)]
-    for cap in (0, 1 << 40):
-        torch_buckets, _ = dist._compute_bucket_assignment_by_size(tensors[::-1], [cap])
-        reversed_back = sorted([8 - i for i in bucket] for bucket in torch_buckets)
-        assert sorted(assign_buckets(tensors, cap / MEGABYTE, cap / MEGABYTE)) == reversed_back
 
 
 @pytest.mark.parametrize("caps", [(-1, 1), (25, -0.5)])
