@@ -269,6 +269,18 @@ def _(run: Run) -> None:
 
 
 @situation(
+    "backward(create_graph=True)",
+    dict.fromkeys(("ddp", *ZERO, "fsdp"), r"create_graph=True.*torch\.autograd\.grad"),
+)
+def _(run: Run) -> None:
+    """A loss of `.grad` would lack its second derivatives."""
+    run.loss().backward(create_graph=True)
+    if run.wrapper == "averaged":
+        sync_flat(run.model.parameters())
+    run.optimizer.step()
+
+
+@situation(
     "gradients set by hand",
     {"sharded": r"rank .* that backward\(\) did not compute", "fsdp": "not have been used"},
 )

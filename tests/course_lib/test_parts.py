@@ -18,7 +18,6 @@ from torch.nn.utils import clip_grad_value_
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.fully_sharded import FullyShardedDataParallel
-from course_lib.gradient_sync import sync_flat
 from course_lib.mesh import (
     AXES,
     average_gradients,
@@ -119,28 +118,6 @@ def test_pieces_leave_the_ranks_as_ordinary_tensors(ranks_of):
     for on, k in (("simulated", 1), ("simulated", 2), ("cpu", 1), ("cpu", 2)):
         for pieces in ranks_of(on, k).run(gradients):
             assert sum(float(piece.square().sum()) for piece in pieces) > 0
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "flat"])
-@pytest.mark.parametrize("k", [1, 2])
-def test_gradients_with_a_graph_are_an_error(ranks_of, k, kind):
-    """A loss of `.grad` would lack its second derivatives; with `autograd.grad` it has them."""
-
-    def penalised(through_grad: bool) -> list[Tensor]:
-        net = Awkward()
-        called, optimizer = (net, None) if kind == "flat" else wrap(kind, net)
-        x, y = own(batches()[0])
-        loss = mse_loss(called(x), y)
-        loss.backward(create_graph=through_grad)
-        if kind == "flat":
-            sync_flat(net.parameters())
-        if optimizer is not None:
-            optimizer.step()
-        return []
-
-    ranks_of("simulated", k).run(penalised, False)
-    with pytest.raises(RankError, match=r"create_graph=True.*torch\.autograd\.grad"):
-        ranks_of("simulated", k).run(penalised, True)
 
 
 @pytest.mark.parametrize("k", [1, 3])
