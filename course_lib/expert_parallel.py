@@ -183,10 +183,9 @@ class ExpertParallel(nn.Module):
         group: the ranks that share the experts. Each has different tokens, maybe more or fewer.
         routing: chooses the experts of this rank's tokens.
 
-    Every rank must call forward and backward, even without tokens: the others wait for it. Clip
-    with `clip_grad_norm_` of `parts`, which adds up over all experts; PyTorch's raises an error.
-
-    Raises ValueError if there are fewer experts than ranks, or than `top_k`.
+    Every rank must call forward and backward, even without tokens or experts: the others wait for
+    it. Clip with `clip_grad_norm_` of `parts`, which adds up over all experts; PyTorch's raises an
+    error.
 
     """
 
@@ -201,11 +200,6 @@ class ExpertParallel(nn.Module):
     ) -> None:
         super().__init__()
         rank, self.world_size = place_in(group)
-        if len(experts) < max(self.world_size, top_k):
-            raise ValueError(
-                f"{len(experts)} experts are too few for {self.world_size} ranks and top_k={top_k}"
-                f": use {max(self.world_size, top_k)} or more"
-            )
         self._bounds = [
             shard_bounds(len(experts), self.world_size, r) for r in range(self.world_size)
         ]
@@ -249,7 +243,7 @@ class ExpertParallel(nn.Module):
             answers[place::own_experts] = torch.split(
                 answer, [counts[place] for counts in arriving_counts]
             )
-        return torch.cat(answers)
+        return torch.cat(answers) if answers else arrived  # no expert here: no token either
 
     def sync_gradients(self) -> None:
         """Make all gradients those of the mean of the ranks' losses.

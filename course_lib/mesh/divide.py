@@ -58,10 +58,7 @@ def divide_tensors(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def divide_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Keep only this rank's experts, in place; tokens are then sent to their experts.
-
-    Raises ValueError if there are fewer experts than ranks.
-    """
+    """Keep only this rank's experts, in place; tokens are then sent to their experts."""
     for block in (module for module in model.modules() if isinstance(module, Block)):
         layer = block.feed_forward
         if isinstance(layer, Experts):
