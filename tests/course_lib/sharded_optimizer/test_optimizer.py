@@ -5,9 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.collectives import ring_all_reduce
 from course_lib.ddp import DistributedDataParallel
-from course_lib.gradient_sync import sync_flat
 from course_lib.ranks import RankError
 from course_lib.sharded_optimizer import ShardedOptimizer, sharded_optimizer
 from tests.helpers import zero_scenarios as scenarios
@@ -50,28 +48,6 @@ def fewer_elements_than_ranks() -> Tensor:
 def test_fewer_elements_than_ranks(ranks_of):
     for param in ranks_of("simulated", 4).run(fewer_elements_than_ranks):
         torch.testing.assert_close(param, torch.zeros(2), atol=1e-6, rtol=0)
-
-
-# --- what is sent -----------------------------------------------------------------------------
-
-
-def one_step(mode, numbers: int, cap: float) -> None:
-    params = [nn.Parameter(torch.ones(numbers // 8)) for _ in range(8)]
-    optimizer = ShardedOptimizer(params, torch.optim.SGD, gradients=mode, bucket_cap_mb=cap)
-    torch.stack([param.sum() for param in params]).sum().backward()
-    if mode == "averaged":
-        sync_flat(params, all_reduce=ring_all_reduce)
-    optimizer.step()
-
-
-@pytest.mark.parametrize("k", [2, 3, 4])
-@pytest.mark.parametrize(("mode", "volume"), [("averaged", 3), ("local", 2), ("sharded", 2)])
-def test_bytes_sent_are_those_of_the_paper(ranks_of, k, mode, volume):
-    """2Ψ numbers for ZeRO-1 and 2, as for an all-reduce; times (K-1)/K in a ring."""
-    ranks, numbers = ranks_of("simulated", k), 9600
-    ranks.run(one_step, mode, numbers, 4 * 1200 / (1 << 20))
-    for rank in range(k):
-        assert ranks.trace.bytes_sent(rank) == volume * 4 * numbers * (k - 1) / k
 
 
 # --- used as any optimizer --------------------------------------------------------------------
