@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from course_lib import collectives
-from course_lib.sharding import shard_bounds
 from tests.helpers.collective_cases import ALL_REDUCES, DTYPES, LENGTHS, WORLDS, total, values
 
 CASES = [(n, torch.float32) for n in LENGTHS] + [(37, dtype) for dtype in DTYPES]
@@ -56,28 +55,3 @@ def test_ranks_agree_bit_for_bit(ranks_of, on, k):
         assert all(torch.equal(first, other) for other in copies), name
         if name in ("direct_all_reduce", "one_shot_all_reduce"):
             assert torch.equal(first, in_order), name
-
-
-# --- what is sent ---------------------------------------------------------------------------------
-
-
-def one_all_reduce(name: str, length: int) -> None:
-    getattr(collectives, name)(torch.ones(length))
-
-
-@pytest.mark.parametrize(("on", "k"), [w for w in WORLDS if w[1] > 1])
-@pytest.mark.parametrize("length", [840, 101])
-def test_a_ring_sends_the_least_that_is_possible(ranks_of, on, k, length):
-    ranks = ranks_of(on, k)
-    ranks.run(one_all_reduce, "ring_all_reduce", length)
-    for rank in range(k):
-        own_length, next_one = (
-            stop - start
-            for start, stop in (shard_bounds(length, k, r % k) for r in (rank, rank + 1))
-        )
-        assert ranks.trace.bytes_sent(rank) == 4 * (2 * length - own_length - next_one)
-        assert ranks.trace.peers(rank) == {(rank + 1) % k, (rank - 1) % k}
-        assert set(ranks.trace.calls(rank)) == {"send", "recv"}
-        if length % k == 0:
-            assert ranks.trace.bytes_sent(rank) == 2 * (k - 1) * 4 * length // k
-        assert ranks.trace.calls(rank)["send"] == 2 * (k - 1)
