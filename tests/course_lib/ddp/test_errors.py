@@ -14,8 +14,6 @@ from tests.helpers import ddp_scenarios as scenarios
 
 UNMADE = {
     "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1)),
-    "lazy buffer": lambda: nn.LazyBatchNorm1d(affine=False),
-    "meta": lambda: nn.Linear(3, 1, device="meta"),
     "meta buffer": lambda: nn.BatchNorm1d(3).apply(_without_statistics),
 }
 
@@ -77,8 +75,6 @@ def _fail(_) -> None:
     [
         ("nothing to train", "no parameter of this module needs a gradient"),
         ("lazy", r"rank \d: '1\.0\.weight' has no numbers yet"),
-        ("lazy buffer", r"rank \d: '1\.running_mean' has no numbers yet"),
-        ("meta", r"rank \d: '1\.weight' has no numbers yet"),
         ("meta buffer", r"rank \d: '1\.running_mean' has no numbers yet"),
         ("not a member", "rank 2 is not a member"),
         ("sparse", r"rank \d: the gradient of 'weight' is sparse"),
