@@ -94,18 +94,12 @@ def test_groups_are_those_of_pytorchs_device_mesh(ranks_of, order):
     sizes = dict(zip(order, (3, 1, 2, 2), strict=True))
     numbers = torch.arange(12).view(*sizes.values())
     for rank, (place, groups) in enumerate(ranks_of("simulated", 12).run(who_is_with_me, sizes)):
-        at = [place[axis] for axis in order]
-        assert numbers[tuple(at)] == rank
-        for axis in order:
-            along = [
-                slice(None) if other_axis == axis else place[other_axis] for other_axis in order
-            ]
-            assert groups[axis] == numbers[tuple(along)].tolist()
-        plane = [
-            slice(None) if other_axis in ("data", "expert") else place[other_axis]
-            for other_axis in order
-        ]
-        assert sorted(groups["data×expert"]) == numbers[tuple(plane)].flatten().tolist()
+        assert numbers[tuple(place[axis] for axis in order)] == rank
+        assert groups.keys() == {*AXES, "data×expert"}
+        for name, ranks in groups.items():
+            axes = name.split("×")
+            along = [slice(None) if axis in axes else place[axis] for axis in order]
+            assert ranks == sorted(numbers[tuple(along)].flatten().tolist())
 
 
 @pytest.mark.parametrize(
