@@ -260,10 +260,9 @@ def test_a_backup_server_steps_with_the_mean_of_the_first_gradients(wait_for):
 
 
 def served_in_turn(updates: int, server: int):
-    """On the server's rank, step with the workers' gradients in turn; return the last weights."""
+    """Return, on the server's rank, (worker, weights sent, gradient received); else the weights."""
     net, rank = mlp(seed=dist.get_rank()), dist.get_rank()
     params = list(net.parameters())
-    workers = [r for r in range(dist.get_world_size()) if r != server]
     if rank != server:
         numbers = iter(range(updates))
 
@@ -275,32 +274,27 @@ def served_in_turn(updates: int, server: int):
             param.grad = torch.ones_like(param)  # an old one
         asynchronous.push_gradients(iter(params), loss, updates, server)
         return flatten(params)
-    weights = flatten(params)
-    for worker in workers:
-        dist.send(weights, worker)
-    for update in range(updates):
-        for worker in workers:
+    history = []
+    for number in range(updates):
+        for worker in (r for r in range(dist.get_world_size()) if r != server):
+            weights = flatten(params) * (1 + number + worker)
+            dist.send(weights, worker)
             dist.recv(received := torch.empty_like(weights), worker)
-            weights = weights - LR * received
-            if update < updates - 1:
-                dist.send(weights, worker)
-    return weights
+            history.append((worker, weights, received))
+    return history
 
 
 @pytest.mark.parametrize(("k", "server"), [(2, 0), (3, 2), (4, 1), (4, 0)])
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_pushed_gradients_are_those_at_the_received_weights(ranks_of, on, k, server):
-    updates, net = 3, mlp(seed=server)
-    params, workers = list(net.parameters()), [rank for rank in range(k) if rank != server]
-    weights = flatten(params)
-    received = dict.fromkeys(workers, weights)
-    for update in range(updates):
-        for worker in workers:
-            last = received[worker]
-            unflatten(last, params)
-            net.zero_grad()
-            gradient(net, worker, update)
-            weights = weights - LR * torch.cat([param.grad.flatten() for param in params])
-            received[worker] = weights if update < updates - 1 else last
+    updates, net = 3, mlp()
+    params, numbers = list(net.parameters()), Counter[int]()
     results = ranks_of(on, k).run(served_in_turn, updates, server)
-    expect_equal(results, [weights if rank == server else received[rank] for rank in range(k)])
+    for worker, weights, received in results[server]:
+        unflatten(weights, params)
+        net.zero_grad()
+        gradient(net, worker, numbers[worker])
+        numbers[worker] += 1
+        expect_equal(received, torch.cat([param.grad.flatten() for param in params]))
+        if numbers[worker] == updates:
+            expect_equal(results[worker], weights)
