@@ -92,8 +92,7 @@ class Places:
             else:  # without times: what was replaced once is older
                 is_older = (self.earlier(student) / sha256[:12]).is_dir()
             if is_older:
-                self.keep_aside(student, files, time)
-                return OLDER
+                return self.keep_aside(student, files, time)
             earlier = self.earlier(student) / old_sha256[:12]
             earlier.parent.mkdir(parents=True, exist_ok=True)
             if earlier.is_dir():
@@ -106,10 +105,11 @@ class Places:
         self._keep(student, sha256, at)
         return outcome
 
-    def keep_aside(self, student: str, files: dict[str, bytes], time: datetime | None) -> None:
+    def keep_aside(self, student: str, files: dict[str, bytes], time: datetime | None) -> str:
         """Keep a submission that does not count, unless it is kept already."""
         if not (folder := self.earlier(student) / digest_of(files)[:12]).is_dir():
             _write(folder, files, time)
+        return OLDER
 
     def _keep(self, student: str, sha256: str, at: datetime | None) -> None:
         """Record the submission that counts now."""

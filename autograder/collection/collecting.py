@@ -84,7 +84,6 @@ def collect(
     zone: tzinfo | None = None,
     file_times: bool = False,
     retime: bool = False,
-    write: bool = True,
 ) -> Collected:
     """Collect an assignment's submissions.
 
@@ -98,7 +97,6 @@ def collect(
         zone: the time zone of times that name none; by default the course's.
         file_times: use the files' modification times if nothing else gives a time.
         retime: correct the times of what was collected before, because its time zone was wrong.
-        write: False to change nothing and only report what would be done.
 
     Raises:
         SourceError: nothing can be collected from this source.
@@ -113,7 +111,7 @@ def collect(
     due = due or gradebook_due(config, assignment)
     zone = zone or course_zone(data)
     own_due = read_extensions(data, assignment, zone)
-    if write and roster:
+    if roster:
         students.write(data / "roster.csv")
     places = Places(data, assignment)
     refused = [_by_our_id(entry, students) for entry in gathered.refused]
@@ -140,7 +138,7 @@ def collect(
     for student, hand_ins in sorted(_shared(by_student, students).items()):
         vetted = [(hand_in, vetted_of(hand_in)) for hand_in in hand_ins]
         until = own_due.get(student, due)
-        collected.rows += _take(places, student, vetted, until, collected, write, retime)
+        collected.rows += _take(places, student, vetted, until, collected, retime)
     present = {row.student for row in collected.rows} | {e.student for e in collected.refused}
     collected.absent += [
         student
@@ -352,7 +350,6 @@ def _take(
     vetted: list[tuple[HandIn, Vetted]],
     due: datetime | None,
     collected: Collected,
-    write: bool,
     retime: bool,
 ) -> list[Row]:
     """Place the last submission that has a notebook, keep the others aside; return their rows."""
@@ -389,13 +386,10 @@ def _take(
         if sha256 == digests[-1] and not is_last:
             continue
         late = days_late(hand_in.time, due, collected.zone)
-        action = "would be taken" if is_last else "kept aside, older"
-        if write and is_last:
+        if is_last:
             action = places.place(student, content.files, hand_in.time, at)
-        elif write:
-            places.keep_aside(student, content.files, hand_in.time)
-        elif is_last and places.digest(student) == sha256:
-            action = "unchanged"
+        else:
+            action = places.keep_aside(student, content.files, hand_in.time)
         rows.append(
             Row(student, hand_in.name, action, hand_in.time, late, "; ".join(content.notes))
         )

@@ -11,7 +11,6 @@ For example::
   autograder collect 02_data_parallel_sgd ~/Downloads/submissions.zip --roster canvas_grades.csv
   autograder collect 02_data_parallel_sgd COMP4901Y-hw2.zip --roster worksheet.csv \
       --due "2026-11-20 23:59" --timezone Asia/Hong_Kong
-  autograder collect 02_data_parallel_sgd handed_in/ --dry-run
 """
 
 from __future__ import annotations
@@ -66,18 +65,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="use the files' modification times where nothing else gives the time of submission",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="only print what would be done; change nothing"
-    )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Collect for the command line; return 0, or 1 if somebody's submission was refused."""
-    write = not arguments.dry_run
     data = Folders.at(root).data
-    zone = times.find_zone(arguments.timezone) if arguments.timezone else times.course_zone(data)
-    if arguments.timezone and write:
-        times.keep_zone(data, arguments.timezone)
+    name = arguments.timezone
+    zone = times.keep_zone(data, name) if name else times.course_zone(data)
     due = times.read_time(arguments.due, zone) if arguments.due else None
     collected = collect(
         root,
@@ -89,15 +83,14 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         zone=zone,
         file_times=arguments.file_times,
         retime=bool(arguments.timezone),
-        write=write,
     )
-    if due and write:
+    if due:
         times.book_due(load_config(root), arguments.assignment, due)
-    _report(root, arguments.assignment, collected, write)
+    _report(root, arguments.assignment, collected)
     return int(any(not refusal.path for refusal in collected.refused))
 
 
-def _report(root: Path, assignment: str, collected: Collected, write: bool) -> None:
+def _report(root: Path, assignment: str, collected: Collected) -> None:
     lines = [
         (r.student, r.name, r.action, times.shown(r.time, collected.zone), r.late or "", r.notes)
         for r in sorted(collected.rows, key=lambda row: row.student)
@@ -108,9 +101,6 @@ def _report(root: Path, assignment: str, collected: Collected, write: bool) -> N
     print(_summary(collected))
     if 0 < len(collected.absent) <= 20:
         print(f"no submission from: {', '.join(collected.absent)}")
-    if not write:
-        print("nothing was changed (--dry-run)")
-        return
     absent = [(name, "", "nothing submitted", "", "", "") for name in collected.absent]
     path = Folders.at(root).data / "collected" / f"{assignment}.csv"
     write_whole(path, csv_text(_HEADER, [*lines, *absent]), "utf-8-sig")
@@ -131,4 +121,4 @@ def _summary(collected: Collected) -> str:
 
 
 _HEADER = ("student", "name", "what", "handed in", "days late", "file, notes")
-_ORDINARY = {"taken", "unchanged", "would be taken"}
+_ORDINARY = {"taken", "unchanged"}
