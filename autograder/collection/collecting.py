@@ -82,7 +82,6 @@ def collect(
     roster: Path | None = None,
     due: datetime | None = None,
     zone: tzinfo | None = None,
-    file_times: bool = False,
     retime: bool = False,
 ) -> Collected:
     """Collect an assignment's submissions.
@@ -95,7 +94,6 @@ def collect(
         roster: a class list, which is kept for later commands; by default the list kept before.
         due: the deadline; by default the gradebook's.
         zone: the time zone of times that name none; by default the course's.
-        file_times: use the files' modification times if nothing else gives a time.
         retime: correct the times of what was collected before, because its time zone was wrong.
 
     Raises:
@@ -121,7 +119,7 @@ def collect(
     for student, hand_ins in by_student.items():
         listed = students.students.get(student, Student(student))
         for hand_in in hand_ins:
-            hand_in.notes += _time(hand_in, listed.submitted_at, zone, due, file_times)
+            hand_in.notes += _time(hand_in, listed.submitted_at, zone, due)
             if listed.status.startswith(_DRAFT):
                 hand_in.notes.append("Moodle has it as a draft, which was not submitted")
     vetted_files: dict[int, Vetted] = {}  # what several hand in together is one dict of files
@@ -322,9 +320,7 @@ def _by_our_id(refused: Refused, students: Roster) -> Refused:
     return replace(refused, student=student.student_id) if student else refused
 
 
-def _time(
-    hand_in: HandIn, listed: str, zone: tzinfo | None, due: datetime | None, file_times: bool
-) -> list[str]:
+def _time(hand_in: HandIn, listed: str, zone: tzinfo | None, due: datetime | None) -> list[str]:
     """Set the time of submission from any source that gives it; return notes for the table."""
     if hand_in.time is None and listed.strip(" -"):
         try:
@@ -333,9 +329,6 @@ def _time(
             raise
         except SourceError as error:
             return [f"time unknown: {error}"]
-    if hand_in.time is None and file_times:
-        changed = max((entry.modified for entry in hand_in.files.values()), default=0.0)
-        hand_in.time = datetime.fromtimestamp(changed, UTC) if changed else None
     if hand_in.time is None and hand_in.late:
         if due is None:
             return ["LATE, but no deadline is known: give --due"]

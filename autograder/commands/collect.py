@@ -60,11 +60,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "and all times are shown in it; grading/timezone keeps it for next time (default: times "
         "are shown in UTC)",
     )
-    parser.add_argument(
-        "--file-times",
-        action="store_true",
-        help="use the files' modification times where nothing else gives the time of submission",
-    )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -81,7 +76,6 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         roster=arguments.roster,
         due=due,
         zone=zone,
-        file_times=arguments.file_times,
         retime=bool(arguments.timezone),
     )
     if due:

@@ -349,11 +349,12 @@ def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) ->
 
 
 def test_the_command(course: Path, tmp_path: Path, autograder: Any) -> None:
-    files = {"ada.ipynb": notebook(), "ada.exe": b"MZ", "bob/notes.txt": b"I could not export it."}
+    files = {f"ada/{FILE}": notebook(), "ada.exe": b"MZ", "bob/notes.txt": b"no notebook"}
+    files["ada/timestamp.txt"] = b"2026-11-20 10:00:00 UTC"
     folder = folder_of(tmp_path / "in", files)
     due = "2000-01-01 10:00 UTC"
     collecting = ("collect", ASSIGNMENT, str(folder))
-    status, output = autograder(course, *collecting, "--due", due, "--file-times")
+    status, output = autograder(course, *collecting, "--due", due)
     assert status == 1 and "1 taken; 1 late; 1 submission and 1 file refused" in output
     assert "next: autograder grade" in output
     with (course / "grading/collected" / f"{ASSIGNMENT}.csv").open(encoding="utf-8-sig") as file:
