@@ -2,17 +2,15 @@
 
 It has no solutions and no mark schemes. A notebook that shows a line of a solution is not written.
 The same source gives the same bytes. checks.py is in assignments/ only, and this command does not
-change it. The overview assignments/README.md is written, too.
+change it.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from string import Template
 
 import nbformat
 from nbformat import NotebookNode
@@ -21,15 +19,10 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder.commands import must
 from autograder.course import find_sources, load_config
 from autograder.errors import CommandFailed
-from course_lib.checking.loading import load_module
-from course_lib.checking.mutants import EVERYWHERE, mutants_of
-from course_lib.learner.what_counts import is_answer, is_check, role
 
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
 LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched in other lines
 LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
-_OVERVIEW = Path(__file__).with_name("overview.md")
-_TRIED = {"simulated": "on simulated ranks", "cpu": "on CPU ranks", "grader": "in the sandbox"}
 
 
 def release(
@@ -67,10 +60,6 @@ def release(
             paths = ", ".join(str(path.relative_to(folder)) for path in changed)
             say(f"{name}: {', '.join(outputs)} ({f'{verb}: {paths}' if changed else 'unchanged'})")
             differing += changed
-    pages = {target / "README.md": overview(sources).encode()}
-    for page in _renew(pages, pages, write):
-        differing.append(page)
-        say(f"{page.relative_to(root)}: {verb}")
     return sorted(str(path.relative_to(root)) for path in differing)
 
 
@@ -143,40 +132,6 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def _lines(cell: NotebookNode) -> set[str]:
     return {line.strip() for line in cell.source.splitlines()} - {""}
-
-
-def overview(sources: Path) -> str:
-    """Return the text of ``assignments/README.md`` for all assignments in `sources`.
-
-    It says what each assignment asks, and how it was tested. It has only counts and names, because
-    the wrong solutions and their reports would reveal the right ones. The counts are made from the
-    marks in every ``mutants.py``. The tests run each solution in each place, so they are correct.
-    """
-    rows = [_overview_row(path) for path in sorted(sources.glob("*/mutants.py"))]
-    return Template(_OVERVIEW.read_text(encoding="utf-8")).substitute(rows="\n".join(rows))
-
-
-def _overview_row(path: Path) -> str:
-    name, mutants = path.parent.name, mutants_of(load_module(path))
-    notebook = nbformat.read(path.parent / f"{name}.ipynb", as_version=4)
-    checked = [role(cell)["points"] for cell in notebook.cells if is_check(cell)]
-    read = [role(cell)["points"] for cell in notebook.cells if is_answer(cell)]
-    text = " ".join(notebook.cells[0].source.split())
-    takes = re.search(r"\*\*It takes\*\* (?:about )?(.+?)[.:;]", text)
-    if takes is None:
-        raise ValueError(
-            f"{name}: the first cell of the notebook does not say how long the assignment takes. "
-            "Add a sentence such as '**It takes** about 2 hours.'"
-        )
-    refused = sum(mutant.reason is not None for mutant in mutants)
-    places = [
-        f"{sum(place in mutant.where for mutant in mutants)} {_TRIED[place]}"
-        for place in EVERYWHERE
-    ]
-    return (
-        f"| [{name}]({name}/{name}.ipynb) | {len(checked)} | {sum(checked):g} + {sum(read):g} "
-        f"| {takes[1]} | {refused} | {len(mutants) - refused} | {', '.join(places)} |"
-    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
