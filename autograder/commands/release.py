@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
@@ -25,10 +25,8 @@ LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched i
 LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
 
 
-def release(
-    root: Path, names: Sequence[str] = (), *, write: bool = True, say: Callable[[str], None] = print
-) -> list[str]:
-    """Generate the notebooks in ``assignments/`` again; return the paths that differed, sorted.
+def release(root: Path, names: Sequence[str] = ()) -> None:
+    """Generate the notebooks in ``assignments/`` again; say which files have changed.
 
     They are nbgrader's releases, byte for byte, and so are the other files beside them, such as
     figures. They are committed, so that a student needs only a clone, and nobody edits them.
@@ -36,44 +34,31 @@ def release(
     Args:
         root: the course folder.
         names: the assignments; by default all.
-        write: False to change nothing and only report the differences.
-        say: called with one line for each assignment.
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.
         CommandFailed: there is no such assignment, nbgrader refused it, or a solution would leak.
 
     """
-    sources, target = find_sources(root), root / "assignments"
+    sources = find_sources(root)
     assignments = sorted({path.parent.name for path in sources.glob("*/*.ipynb")})
     if unknown := sorted(set(names) - set(assignments)):
         raise CommandFailed(
             f"{sources} has no {unknown[0]}/{unknown[0]}.ipynb. The assignments there are: "
             f"{', '.join(assignments) or 'none'}"
         )
-    differing, verb = [], "made anew" if write else "DIFFERS"
     with tempfile.TemporaryDirectory() as scratch:
         for name in names or assignments:
-            folder, outputs = target / name, generate(root, name, Path(scratch))
-            old = [folder / path for path in files(folder) if not path.endswith(".py")]
-            changed = _renew({folder / path: outputs[path] for path in outputs}, old, write)
-            paths = ", ".join(str(path.relative_to(folder)) for path in changed)
-            say(f"{name}: {', '.join(outputs)} ({f'{verb}: {paths}' if changed else 'unchanged'})")
-            differing += changed
-    return sorted(str(path.relative_to(root)) for path in differing)
-
-
-def _renew(new: dict[Path, bytes], old: Iterable[Path], write: bool) -> list[Path]:
-    """Return which files differ from `made`, or are `old` only; if `write`, make them alike."""
-    current = {path: path.read_bytes() for path in old if path.is_file()}
-    changed = sorted(path for path in {*new, *current} if new.get(path) != current.get(path))
-    for path in changed if write else ():
-        if path in new:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(new[path])
-        else:
-            path.unlink()
-    return changed
+            folder, outputs = root / "assignments" / name, generate(root, name, Path(scratch))
+            old = {p: data for p, data in files(folder).items() if not p.endswith(".py")}
+            changed = sorted(p for p in {*outputs, *old} if outputs.get(p) != old.get(p))
+            for path in changed:
+                if path in outputs:
+                    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / path).write_bytes(outputs[path])
+                else:
+                    (folder / path).unlink()
+            print(f"{name}: changed: {', '.join(changed)}" if changed else f"{name}: unchanged")
 
 
 def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
@@ -139,17 +124,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "assignment", nargs="*", help="assignment, such as 02_data_parallel_sgd (default: all)"
     )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="change nothing; exit status 1 if assignments/ is not up to date with instructor/",
-    )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
-    """Release for the command line; return the exit status: 1 if a check finds a difference."""
-    differing = release(root, arguments.assignment, write=not arguments.check)
-    if arguments.check and differing:
-        print("assignments/ is not up to date with instructor/: run python -m autograder release")
-        return 1
+    """Release for the command line; return the exit status."""
+    release(root, arguments.assignment)
     return 0
