@@ -6,7 +6,6 @@ import argparse
 import sys
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -58,18 +57,6 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _in_the_way() -> str:
-    """Return a message if a file such as a learner's torch.py hides a package that we need."""
-    for name in ("torch", "numpy", "nbgrader", "nbformat"):
-        spec = PathFinder.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is None:
-            return (
-                f"{spec.origin} hides the package {name}: rename this file, or take its "
-                "folder out of PYTHONPATH"
-            )
-    return ""
-
-
 def main() -> int:
     """Run the command line; return the exit status. No student's text controls the terminal."""
     out, err = (cast(TextIO, PlainStream(stream)) for stream in (sys.stdout, sys.stderr))
@@ -94,9 +81,6 @@ def _run() -> int:
     course.add_argument(
         "--course", type=Path, help="the course folder (default: this folder or one above it)"
     )
-    if sys.argv[1:2] and sys.argv[1] in COMMANDS and (in_the_way := _in_the_way()):
-        print(f"autograder: {in_the_way}", file=sys.stderr)
-        return 2
     module, arguments = parse(
         parser, "autograder.commands", COMMANDS, sys.argv[1:] or ["--help"], parents=[course]
     )

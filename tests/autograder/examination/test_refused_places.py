@@ -61,13 +61,6 @@ def test_a_root_without_the_uids_of_cells_is_refused(monkeypatch: pytest.MonkeyP
         make_sure_of_uids()
 
 
-def test_a_file_that_hides_a_package_is_named(monkeypatch, tmp_path, autograder):
-    (tmp_path / "torch.py").write_text("answer = 42")
-    monkeypatch.syspath_prepend(tmp_path)
-    status, output = autograder(ROOT, "grade")
-    assert status == 2 and f"{tmp_path / 'torch.py'} hides the package torch" in output
-
-
 @needs_sources
 def test_a_sandbox_that_is_not_ready_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Sandbox] = []
