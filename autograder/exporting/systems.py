@@ -20,7 +20,6 @@ from autograder.collection.times import shown
 from autograder.errors import CommandFailed
 from autograder.exporting.grades import MISSING, Grade
 from autograder.tables import Row, csv_text
-from course_lib.ranks.explain.words import counted
 
 Line = tuple[Mapping[str, Grade], Sequence[str]]
 """A line of a system's file: its student's grade in each assignment, and its cells."""
@@ -144,8 +143,6 @@ def _worksheet(
         if points != "":
             top = _maximum(str(row.get("Maximum Grade", "")), maximum[name])
             row["Grade"] = round(float(points) * top / maximum[name], 2) if maximum[name] else 0
-            if "Feedback comments" in row:
-                row["Feedback comments"] = _comment(grades[name])
         rows.append([row.get(key, "") for key in header])
     return rows
 
@@ -208,13 +205,3 @@ def _points(grade: Grade | None, zero: bool) -> float | str:
 
 def _number(value: float | None) -> float | str:
     return "" if value is None else round(value, 4)
-
-
-def _comment(grade: Grade) -> str:
-    if grade.status == MISSING:
-        return "nothing submitted"
-    comment = f"{grade.raw_score:g} of {grade.max_score:g} point{'s' * (grade.max_score != 1)}"
-    if grade.late_penalty:
-        days = counted(grade.days_late, "day")
-        comment += f"; late penalty for {days}: {grade.late_penalty:g}"
-    return comment
