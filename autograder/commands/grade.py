@@ -105,9 +105,7 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         for number, (student, reason) in enumerate(book(folders, config, assignment, waiting), 1):
             print_step("booked", number, len(waiting), f"{student}{reason and f': {reason}'}")
             failed += [student] if reason else []
-        if changed := renew_penalties(config, assignment):
-            submissions = counted(changed, "submission")
-            print(f"late penalties changed for {submissions}, to fit today's deadlines and policy")
+        renew_penalties(config, assignment)
     return [*stale, *failed]
 
 

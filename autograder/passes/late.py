@@ -18,7 +18,6 @@ from typing import Any
 from nbconvert.exporters.exporter import ResourcesDict
 from nbformat import NotebookNode
 from nbformat.v4 import new_notebook
-from nbgrader.api import Gradebook
 from nbgrader.preprocessors import AssignLatePenalties
 from traitlets.config import Config
 
@@ -63,8 +62,8 @@ def _extend(config: Config, assignment: str, submissions: Iterable[Any]) -> None
         submission.extension = extension or None
 
 
-def renew_penalties(config: Config, assignment: str) -> int:
-    """Assign the late penalty of each booked submission again; return how many changed.
+def renew_penalties(config: Config, assignment: str) -> None:
+    """Assign the late penalty of each booked submission again.
 
     Args:
         config: the course's configuration.
@@ -75,27 +74,17 @@ def renew_penalties(config: Config, assignment: str) -> int:
 
     """
     if not exists(config):
-        return 0
+        return
     with opened(config) as gradebook:
-        _extend(config, assignment, gradebook.assignment_submissions(assignment))
+        submissions = gradebook.assignment_submissions(assignment)
+        _extend(config, assignment, submissions)
         gradebook.db.commit()
-        before = _penalties(gradebook, assignment)
-    for (student, notebook), (late, penalty) in before.items():
-        if late or penalty:
-            names = {"assignment": assignment, "student": student, "notebook": notebook}
-            names["db_url"] = str(config.CourseDirectory.db_url)
-            LatePenalties(config=config).preprocess(new_notebook(), ResourcesDict(nbgrader=names))
-    with opened(config) as gradebook:
-        return sum(before[key] != now for key, now in _penalties(gradebook, assignment).items())
-
-
-def _penalties(gradebook: Gradebook, assignment: str) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return (student, notebook) → seconds late, points taken off."""
-    return {
-        (submission.student.id, notebook.name): (
-            submission.total_seconds_late,
-            float(notebook.late_submission_penalty or 0),
-        )
-        for submission in gradebook.assignment_submissions(assignment)
-        for notebook in submission.notebooks
-    }
+        late = [
+            {"assignment": assignment, "student": submission.student.id, "notebook": notebook.name}
+            for submission in submissions
+            for notebook in submission.notebooks
+            if submission.total_seconds_late or notebook.late_submission_penalty
+        ]
+    for names in late:
+        names["db_url"] = str(config.CourseDirectory.db_url)
+        LatePenalties(config=config).preprocess(new_notebook(), ResourcesDict(nbgrader=names))

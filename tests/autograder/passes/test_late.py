@@ -48,7 +48,7 @@ def test_a_day_of_25_hours_is_one_day(tmp_path: Path) -> None:
                 names["db_url"] = config.CourseDirectory.db_url
                 LatePenalties(config=config).preprocess(new_notebook(), {"nbgrader": names})
         else:
-            assert renew_penalties(config, NAME) == 0, "one rule"
+            renew_penalties(config, NAME)
         with Gradebook(config.CourseDirectory.db_url, "sgd-to-ddp") as book:
             lost = {
                 s.student.id: float(s.late_submission_penalty)
