@@ -14,13 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import nbformat
-from nbformat import NotebookNode
 
 from autograder.commands import grade
 from autograder.course import Folders, find_sources
 from autograder.errors import CommandFailed
-from autograder.examination.verdict import Verdict, checks_digest, points_of, source_digest
-from autograder.passes.examine import Exam, examine_notebook, rebuilt
+from autograder.examination.verdict import Verdict, checks_digest, points_of
+from autograder.passes.examine import Exam, examine_notebook
 from autograder.passes.tell import timeline_of
 from autograder.pool.book import current
 from autograder.pool.class_list import NothingToGrade
@@ -65,7 +64,7 @@ def explain(root: Path, assignment: str, student: str) -> bool:
     Draw the timeline of the first visible case that failed. Return whether all points are the same.
 
     Raises:
-        NothingToGrade: the student has no verdict, or the code that it is about no longer exists.
+        NothingToGrade: the student has no verdict, or the graded notebook beside it is gone.
 
     """
     folders, sources = Folders.at(root), find_sources(root)
@@ -82,7 +81,11 @@ def explain(root: Path, assignment: str, student: str) -> bool:
             timings={},
             checks_sha256=checks_digest(sources / assignment, released),
         )
-        examine_notebook(_notebook(folders, old), Exam.of(sources / assignment), new)
+        graded = old.kept_in(folders).with_suffix(".ipynb")
+        if not graded.is_file():
+            raise NothingToGrade(f"there is no {graded}: run autograder grade {assignment}")
+        nb = nbformat.read(graded, as_version=4)
+        examine_notebook(nb, Exam.of(sources / assignment), new)
         print(_explained(old, new))
         for check in new.checks:
             png, _ = timeline_of(check)
@@ -93,22 +96,6 @@ def explain(root: Path, assignment: str, student: str) -> bool:
                 break
         same &= [c.score for c in old.checks] == [c.score for c in new.checks]
     return same
-
-
-def _notebook(folders: Folders, old: Verdict) -> NotebookNode:
-    """Return the notebook with the code that the verdict is about."""
-    graded = old.kept_in(folders).with_suffix(".ipynb")
-    submitted = folders.submitted / old.student / old.assignment / f"{old.notebook}.ipynb"
-    for path in (graded, submitted):
-        if path.is_file():
-            nb = nbformat.read(path, as_version=4) if path == graded else rebuilt(folders, path)
-            code = [cell.source for cell in nb.cells if cell.cell_type == "code"]
-            if source_digest(code) == old.source_sha256:
-                return nb
-    raise NothingToGrade(
-        f"the code that was examined is gone: it is neither {graded} nor {submitted}. Perhaps the "
-        f"student has submitted again: run autograder grade {old.assignment}"
-    )
 
 
 def _explained(old: Verdict, new: Verdict) -> str:
