@@ -122,19 +122,14 @@ def collect(
             hand_in.notes += _time(hand_in, listed.submitted_at, zone, due)
             if listed.status.startswith(_DRAFT):
                 hand_in.notes.append("Moodle has it as a draft, which was not submitted")
-    vetted_files: dict[int, Vetted] = {}  # what several hand in together is one dict of files
-
-    def vetted_of(hand_in: HandIn) -> Vetted:
-        key = id(hand_in.files)
-        if key not in vetted_files:
-            vetted_files[key] = vet_hand_in(hand_in.files, notebooks, own_stamp=ours)
-        vetted = vetted_files[key]
-        # With another's secret, nbgrader's exchange would give both the same page.
-        own = {n: data for n, data in vetted.files.items() if n != SECRET or not hand_in.shared_by}
-        return Vetted(own, vetted.refused, [*hand_in.notes, *vetted.notes])
-
     for student, hand_ins in sorted(_shared(by_student, students).items()):
-        vetted = [(hand_in, vetted_of(hand_in)) for hand_in in hand_ins]
+        vetted = []
+        for hand_in in hand_ins:
+            content = vet_hand_in(hand_in.files, notebooks, own_stamp=ours)
+            if hand_in.shared_by:  # with its secret, nbgrader's exchange gives both the same page
+                content.files.pop(SECRET, None)
+            content.notes[:0] = hand_in.notes
+            vetted.append((hand_in, content))
         until = own_due.get(student, due)
         collected.rows += _take(places, student, vetted, until, collected, retime)
     present = {row.student for row in collected.rows} | {e.student for e in collected.refused}
