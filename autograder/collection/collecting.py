@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import NamedTuple
 
 import nbformat
 from traitlets.config import Config
@@ -181,50 +180,30 @@ def _gather(config: Config, source: str, assignment: str, format: str) -> Gather
     return gathered
 
 
-class Account(NamedTuple):
-    """The owner of a file. If this machine knows no name of the account, `name` is its number."""
-
-    name: str
-    is_named: bool
-
-
 def _owned_by_others(inbound: Path) -> dict[str, str]:
     """Return the submissions in the exchange that neither the named student nor we wrote.
 
-    Anybody may write into the exchange, and choose a folder's name. If an account has no name here,
-    the first who wrote under a student's name is this student, unless they wrote under two names.
+    Anybody may write into the exchange, and choose a folder's name.
     """
-    folders = [
-        (match, owner_of(path))
-        for path in inbound.iterdir()
-        if (match := EXCHANGE_FOLDER.fullmatch(unicodedata.normalize("NFC", path.name)))
-    ]
-    students: dict[Account, set[str]] = {}  # account → the students under whose names it wrote
-    first: dict[str, Account] = {}  # student → the account that wrote first under this name
-    for match, owner in sorted(folders, key=lambda folder: folder[0]["time"]):
-        students.setdefault(owner, set()).add(match["id"])
-        first.setdefault(match["id"], owner)
-    foreign = {}
-    for match, owner in folders:
-        if owner.is_named:
-            is_theirs = owner.name.casefold() == match["id"].casefold()
-        else:
-            is_theirs = owner == first[match["id"]] and len(students[owner]) == 1
-        if not is_theirs and owner not in (_account(0), _account(os.geteuid())):
-            foreign[match[0]] = owner.name
+    ours, foreign = (_account(0), _account(os.geteuid())), {}
+    for path in inbound.iterdir():
+        match = EXCHANGE_FOLDER.fullmatch(unicodedata.normalize("NFC", path.name))
+        owner = owner_of(path)
+        if match and owner not in ours and owner.casefold() != match["id"].casefold():
+            foreign[match[0]] = owner
     return foreign
 
 
-def owner_of(path: Path) -> Account:
+def owner_of(path: Path) -> str:
     """Return the account to which a file or folder belongs."""
     return _account(path.lstat().st_uid)
 
 
-def _account(uid: int) -> Account:
+def _account(uid: int) -> str:
     try:
-        return Account(pwd.getpwuid(uid).pw_name, True)
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return Account(str(uid), False)
+        return f"account {uid}"  # no student's id: a number alone may be one
 
 
 def _by_student(
