@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,19 @@ class Folders:
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `Examine`, which explains them. They are part of every verdict."""
+    """How a submission is examined; part of every verdict.
+
+    Attributes:
+        cell_seconds: time limit of one code cell.
+        case_seconds: time limit of one case, if its check sets no limit.
+        submission_seconds: time limit for the solutions and checks of one submission, and again for
+            its other cells. Time spent waiting for a core counts for no limit, but at least a tenth
+            of the wall-clock time always counts.
+        memory_gib: what a submission's processes may hold together.
+        on: ``cpu`` or ``gpu``: run passing solutions again on such ranks; an option of `Examine`.
+        hidden: whether hidden cases are examined, too; an option of `Examine`.
+
+    """
 
     cell_seconds: float = CELL_SECONDS
     case_seconds: float = CASE_SECONDS
@@ -144,6 +156,6 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config) -> Settings:
-        """Return the configuration's options of `Examine`, with defaults for the rest."""
+        """Return the settings with the configuration's options of `Examine`."""
         options = config.Examine
-        return cls(**{name: options[name] for name in asdict(cls()) if name in options})
+        return cls(**{name: options[name] for name in ("on", "hidden") if name in options})

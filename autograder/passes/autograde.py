@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from nbconvert.exporters.exporter import ResourcesDict
 from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
-from traitlets import Bool, Enum, Float
+from traitlets import Bool, Enum
 
 from autograder.collection import repair
 from autograder.course import Folders, Settings
@@ -71,30 +70,12 @@ class Rebuild(NbGraderPreprocessor):
 class Examine(NbGraderPreprocessor):
     """Grades one notebook; each process of its student runs in a cell of the sandbox."""
 
-    cell_seconds = Float(
-        Settings.cell_seconds, help="Time limit of one code cell, in seconds."
-    ).tag(config=True)
-    case_seconds = Float(
-        Settings.case_seconds,
-        help="Time limit of one case, in seconds, if its check sets no limit. Default: the limit "
-        "of a check in a notebook.",
-    ).tag(config=True)
-    submission_seconds = Float(
-        Settings.submission_seconds,
-        help="Time limit for the solutions and checks of one submission, in seconds, and again "
-        "for its other cells. Time spent waiting for a core counts for no limit, but at least a "
-        "tenth of the wall-clock time always counts.",
-    ).tag(config=True)
-    memory_gib = Float(
-        Settings.memory_gib, help="Memory that a submission's processes may hold together, in GiB."
-    ).tag(config=True)
     on = Enum(
         ("", "cpu", "gpu"),
         Settings.on,
         help="If a solution passes on the simulated network, run it again on real ranks: 'cpu' "
         "(gloo) or 'gpu'. A solution that fails there fails. Default: no second run.",
     ).tag(config=True)
-
     hidden = Bool(
         Settings.hidden,
         help="Examine hidden cases, too. Without them, a check's visible cases give its points.",
@@ -112,7 +93,7 @@ class Examine(NbGraderPreprocessor):
         """
         folders, path = _submission(self, resources)
         assignment, student = path.parent.name, path.parents[1].name
-        settings = Settings(**{name: getattr(self, name) for name in asdict(Settings())})
+        settings = Settings(on=self.on, hidden=self.hidden)
         verdict = blank_verdict(nb, folders, path, settings)
         test = self_test_of(folders.source / assignment, folders.release / assignment, settings)
         test.examine(nb, verdict)
