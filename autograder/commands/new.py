@@ -50,14 +50,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write the folder for the command line; return the exit status."""
     folder = new(root, arguments.assignment)
-    name = folder.name
-    print(f"""\
-Written: {folder}
-
-  make formgrader                   edit the notebook, hidden.py and mutants.py beside it
-  assignments/{name}/checks.py      the check, which students get
-  make seeds ARGS={name}  choose its public cases, after a change
-  make test-all ARGS="tests/test_assignments.py -k {name}"
-  autograder release                make the students' version
-  README.md                         add a row for it; nothing else in the course changes""")
+    print(f"written: {folder} and {handed_out(folder)}; next: The steps, in instructor/README.md")
     return 0
