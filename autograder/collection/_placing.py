@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import uuid
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -133,20 +133,16 @@ def digest_of(files: dict[str, bytes]) -> str:
 
 def _write(target: Path, files: dict[str, bytes], time: datetime | None) -> None:
     """Write a folder completely or not at all."""
-    draft = target.parents[2] / "collecting" / uuid.uuid4().hex
-    try:
-        draft.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="collecting-", dir=target.parents[2]) as folder:
+        draft = Path(folder, target.name)
+        draft.mkdir()
         for name, data in files.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(data)
         if time is not None:
             (draft / "timestamp.txt").write_text(stamp(time), encoding="utf-8")
-        target.parent.mkdir(parents=True, exist_ok=True)
         draft.rename(target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        if draft.parent.is_dir() and not any(draft.parent.iterdir()):
-            draft.parent.rmdir()
 
 
 def _time_of(folder: Path) -> datetime | None:
