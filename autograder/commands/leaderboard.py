@@ -21,7 +21,6 @@ from autograder.files import write_whole
 from autograder.pool.book import current
 from autograder.pool.class_list import students
 from autograder.tables import Row, Table, bar, csv_text, web_page
-from course_lib.capstone import Race
 from course_lib.checking.loading import load_module
 
 ASSIGNMENT, TASK = "10_capstone", "train"
@@ -109,15 +108,6 @@ def board(entries: Sequence[Entry]) -> Table:
     return Table(title, header, rows, "There is no submission yet.")
 
 
-def about(race: Race) -> str:
-    """Return a sentence on the race."""
-    return (
-        f"{race.world_size} ranks, with a latency of {1e6 * race.latency:g} µs and a bandwidth of "
-        f"{race.bandwidth / 1e6:g} MB/s between them, train a network of {race.features}, "
-        f"{race.hidden} and {race.classes} units until its loss is at most {race.target:g}."
-    )
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
@@ -145,13 +135,10 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     stem = "final" if arguments.final else "leaderboard"
     title = "The race: " + ("final results" if arguments.final else "results so far")
     table = board(entries)
-    page = web_page(title, about(Race.of(cases[0].parameters)), [table])
-    write_whole(target / f"{stem}.html", page)
-    write_whole(target / f"{stem}.csv", csv_text(table.header[:-1], [r[:-1] for r in table.rows]))
     timed = sum(not entry.note for entry in entries)
+    summary = f"{timed} of {len(entries)} entries reached the target"
+    write_whole(target / f"{stem}.html", web_page(title, f"{summary}.", [table]))
+    write_whole(target / f"{stem}.csv", csv_text(table.header[:-1], [r[:-1] for r in table.rows]))
     print(table.as_text())
-    print(
-        f"{timed} of {len(entries)} entries reached the target; the results are in "
-        f"{target / stem}.html and {stem}.csv"
-    )
+    print(f"{summary}; the results are in {target / stem}.html and {stem}.csv")
     return 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autograder.commands.leaderboard import about, board, entry_of
+from autograder.commands.leaderboard import board, entry_of
 from autograder.examination.verdict import CheckVerdict, Verdict
-from course_lib.capstone import Race
 
 
 def verdict(**changed: Any) -> list[Verdict]:
@@ -68,4 +67,3 @@ def test_the_slowest_draw_counts_and_each_must_reach_the_target() -> None:
 def test_it_says_the_times_in_milliseconds() -> None:
     shown = board(ENTRIES).as_html()
     assert "30.000" in shown and "There is no submission yet" in board([]).as_html()
-    assert f"{Race().world_size} ranks" in about(Race())
