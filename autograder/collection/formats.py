@@ -175,20 +175,18 @@ def _moodle(entries: Sequence[Entry], assignment: str, refused: list[Refused]) -
 
 def _canvas(entries: Sequence[Entry], assignment: str, refused: list[Refused]) -> Iterable[HandIn]:
     hand_ins: dict[str, HandIn] = {}
-    numbers: dict[tuple[str, str], int] = {}
-    for entry, match in _named(entries, _CANVAS, "Canvas", refused):
+    matches = _named(entries, _CANVAS, "Canvas", refused)
+    # A file's number grows with time, so the latest file of a name is the last one.
+    for entry, match in sorted(matches, key=lambda pair: int(pair[1]["number"] or 0)):
         hand_in = hand_ins.setdefault(match["id"], HandIn(match["id"], match["name"] or ""))
         hand_in.late = hand_in.late or match["late"] is not None
         if match["typed"]:
             refused.append(Refused(hand_in.name, entry.path, _TYPED.format("Canvas")))
             continue
-        file, number = match["file"], int(match["number"])
-        if number < numbers.get((hand_in.system_id, file), -1):
-            continue
-        numbers[hand_in.system_id, file] = number  # the file's number grows with time
+        file = match["file"]
         hand_in.files[file] = replace(entry, path=file, modified=0.0)
-        if number >= hand_in.order:
-            hand_in.order, hand_in.returned_as = number, entry.path.removesuffix(file)
+        hand_in.order = int(match["number"])
+        hand_in.returned_as = entry.path.removesuffix(file)
     return hand_ins.values()
 
 
