@@ -19,7 +19,6 @@ from autograder.commands import must
 from autograder.commands.feedback import feedback
 from autograder.course import Settings, find_sources, load_config
 from autograder.errors import CommandFailed
-from autograder.examination.gpus import gpu_access
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.examine import Exam
 from autograder.passes.self_test import solved
@@ -51,8 +50,6 @@ def demo(root: Path, on: str = "") -> list[Verdict]:
 
     """
     source = find_sources(root) / ASSIGNMENT
-    if on == "gpu":
-        gpu_access()
     Exam.of(source).sandbox(replace(Settings.of(load_config(root)), on=on))
     folder = root / "grading" / "demo"
     shutil.rmtree(folder, ignore_errors=True)
