@@ -255,14 +255,12 @@ def read_csv(path: Path) -> tuple[list[list[str]], str]:
 
 
 def decode(data: bytes) -> str:
-    """Decode a text: UTF-8 or UTF-16, with or without byte order mark, else GB 18030 or cp1252.
+    """Decode a text: UTF-8, UTF-16 with its mark, else GB 18030 or cp1252.
 
     A letter with an accent is one character in the result, however it was written (NFC).
     """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         encoding = "utf-16"
-    elif data.count(0) > len(data) / 8:  # plain letters are a zero and the letter
-        encoding = "utf-16-le" if data[1::2].count(0) > data[::2].count(0) else "utf-16-be"
     else:
         try:
             return unicodedata.normalize("NFC", data.decode("utf-8-sig"))

@@ -524,10 +524,7 @@ def test_a_group_whose_times_are_unknown_is_told(course: Path, tmp_path: Path) -
         assert str(rows).count("and no time says which are later") == told
 
 
-@pytest.mark.parametrize(
-    "encoding",
-    ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1", "gb18030"],
-)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "gb18030"])
 def test_a_class_list_is_read_in_any_encoding(tmp_path: Path, encoding: str) -> None:
     names = ["Éléonore Müller", "Größmann", "Åsa Öz", "Zoë"]
     if encoding.startswith(("utf", "gb")):
