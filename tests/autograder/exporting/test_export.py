@@ -107,28 +107,6 @@ def test_no_cell_is_a_formula(export: Export) -> None:
     assert "'=HYPERLINK(1)" in text and "'-Hopper" in text
 
 
-def test_canvas_with_its_file(export: Export, tmp_path: Path) -> None:
-    export_file = tmp_path / "c.csv"
-    export_file.write_text(
-        "Student,ID,SIS User ID,SIS Login ID,Integration ID,Section,"
-        f"{NAME} (77),Other (78),Final Score\n"
-        "    Points Possible,,,,,,12,5,(read only)\n"
-        '"Lovelace, Ada",340934,S1,ada@x.org,,L1,,5,\n'
-        '"Student, Test",1,,,,L1,,,\n"王, 小明",678,S2,?,,L1,,,\n',
-        encoding="utf-8-sig",
-    )
-    rows = read(export(NAME, "--fill", str(export_file)))
-    assert list(rows[0])[-2:] == ["Section", f"{NAME} (77)"]
-    scores = {row["Student"]: row[f"{NAME} (77)"] for row in rows}
-    assert float(scores["Lovelace, Ada"]) == 7, "found by the login before the @"
-    assert float(scores["王, 小明"]) == 0, "found by Canvas's number"
-    assert scores["Student, Test"] == ""
-    fill = ("--fill", str(export_file))
-    assert f"{NAME} (77),03_collectives" in export(*fill).partition("\n")[0]
-    assert "Homework 2 (9)" in export(NAME, *fill, "--title", "Homework 2 (9)")
-    assert "neither a grade export of Canvas" in export("--fill", str(ROOT / "pyproject.toml"))
-
-
 def test_moodles_worksheet(export: Export, tmp_path: Path) -> None:
     worksheet = tmp_path / "w.csv"
     header = (
@@ -152,7 +130,8 @@ def test_moodles_worksheet(export: Export, tmp_path: Path) -> None:
 
 CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section,Retake of {n} (9),{n} (7),Other (8)
 Points Possible,,,,,1,12,1
-"Lovelace, Ada",340934,,ada,L1,,5,
+"Lovelace, Ada",1,,ADA@x.org,L1,,5,
+"Ming",678,S2,?,L1,,,
 "Else, Who",123,,adaline,L1,3,4,
 """
 WORKSHEET = """Identifier,ID number,Email address,Grade,Maximum Grade,Last modified (grade)
@@ -171,8 +150,11 @@ def test_only_what_is_equal_is_filled_in(export, tmp_path, mark, encoding):
     csv.writer(text, delimiter=mark).writerows(rows)
     system_file.write_bytes(text.getvalue().encode(encoding))
     fill = ("--fill", str(system_file))
-    header, _, ada, other = csv.reader(io.StringIO(export(NAME, *fill)), delimiter=mark)
-    assert (header[5:], float(ada[5]), other[0], other[5]) == ([f"{NAME} (7)"], 7, "Else, Wér", "")
+    header, _, ada, ming, other = csv.reader(io.StringIO(export(NAME, *fill)), delimiter=mark)
+    assert (header[5:], float(ada[5]), float(ming[5])) == ([f"{NAME} (7)"], 7, 0), "address, number"
+    assert (other[0], other[5]) == ("Else, Wér", "")
+    assert f"{NAME} (7){mark}03_collectives" in export(*fill).partition("\n")[0]
+    assert f"{mark}Other (8)\n" in export(NAME, *fill, "--title", "Other")
     system_file.write_text(WORKSHEET)
     ada_too, other_too = read(export(NAME, *fill))
     assert (ada_too["Grade"], other_too["Grade"]) == ("7", ""), "no maximum; another address"
@@ -202,7 +184,7 @@ def test_extra_credit_is_counted(course: Path, export: Export, tmp_path: Path) -
         book.db.commit()
         try:
             text = export(NAME, "--fill", str(system_file))
-            assert '"Lovelace, Ada",340934,,ada,L1,11' in text
+            assert '"Lovelace, Ada",1,,ADA@x.org,L1,11' in text
             (row, *_) = read(export(NAME, "--tasks"))
             assert (float(row["score"]), float(row["task"])) == (11, 11)
             assert extra_credit(config, NAME) == [("ada", "task", 4)]
@@ -227,6 +209,7 @@ def test_the_command(course: Path, tmp_path: Path, autograder: Any) -> None:
         (course, ["no_such"], "has no assignment 'no_such'; it has: "),
         (course, ["--fill", "x.csv"], "cannot read x.csv"),
         (course, ["--title", "x"], "--title needs one ASSIGNMENT"),
+        (course, ["--fill", str(ROOT / "pyproject.toml")], "neither a grade export of Canvas"),
         (tmp_path, [], "no gradebook yet"),
     ):
         status, output = autograder(root, "export", *arguments)
