@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 
 from autograder.commands import demo as demo_module
 from autograder.commands.demo import demo
-from autograder.examination.verdict import Verdict
 from tests.helpers.course_folders import needs_sources
 
 pytestmark = [
@@ -23,9 +20,9 @@ SCORES = {"right-differently": 5, "deadlock": 2}
 """Two of its six submissions; the class of `whole_class` has the others."""
 
 
-@pytest.fixture(scope="module")
-def results(released_course: Path, copy_of: Callable[[Path], Path]) -> dict[str, Verdict]:
-    """Run the demonstration with some of its submissions."""
+def test_the_scores_are_right_and_every_lost_point_has_its_reason(
+    released_course: Path, copy_of: Callable[[Path], Path], monkeypatch, capsys
+) -> None:
     make = demo_module.make_submissions
 
     def some(source: Path, released: Path) -> dict[str, nbformat.NotebookNode]:
@@ -33,18 +30,12 @@ def results(released_course: Path, copy_of: Callable[[Path], Path]) -> dict[str,
         assert len(submissions) == 6
         return {name: submissions[name] for name in SCORES}
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_module, "make_submissions", some)
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            verdicts = demo(copy_of(released_course))
-    assert out.getvalue().count("\ngrading ") == len(SCORES)
-    return {verdict.student: verdict for verdict in verdicts}
-
-
-def test_the_scores_are_right_and_every_lost_point_has_its_reason(results) -> None:
-    assert {name: row.score for name, row in results.items()} == SCORES
-    assert {row.max_score for row in results.values()} == {5}
-    assert results["right-differently"].reason == ""
-    deadlock = results["deadlock"].reason
+    monkeypatch.setattr(demo_module, "make_submissions", some)
+    verdicts = {verdict.student: verdict for verdict in demo(copy_of(released_course))}
+    assert capsys.readouterr().out.count("\ngrading ") == len(SCORES)
+    assert {name: row.score for name, row in verdicts.items()} == SCORES
+    assert {row.max_score for row in verdicts.values()} == {5}
+    assert verdicts["right-differently"].reason == ""
+    deadlock = verdicts["deadlock"].reason
     assert "Rank 0 waits in recv from rank 1" in deadlock
     assert "Rank 1 waits in recv from rank 0" in deadlock
