@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import tempfile
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -49,9 +48,6 @@ def course(root: Path) -> Finding:
 
 def bubblewrap(root: Path) -> Finding:
     """Start a sandbox, as the autograder does, and test whether it has what grading needs."""
-    if sys.platform != "linux":
-        advice = "grade on Linux, in WSL 2 or in a Linux container; everything else works here"
-        return Finding("sandbox", f"there is none on {sys.platform}", advice)
     try:
         started = f"it starts, with {probe()}"
         with Sandbox() as sandbox:
@@ -64,15 +60,13 @@ def bubblewrap(root: Path) -> Finding:
 
 def graded(root: Path) -> Finding:
     """Grade solutions whose points are known, as the autograder does before it grades a class."""
-    if sys.platform != "linux":
-        return Finding("graded", "only on Linux", "see sandbox above")
     if not (source := _source(root)):
         return Finding("graded", _NO_SOURCES)
     test = SelfTest(source, handed_out(source), Settings())
     try:
         test.run()
     except Exception as error:  # any error means that grading does not work here
-        message = " ".join(str(error).split()) or type(error).__name__
+        message = str(error).partition("\n")[0] or type(error).__name__
         advice = "do not grade here before this is fixed: the grades would be wrong"
         return Finding("graded", message, advice)
     solutions = f"{source.name}: a right, a wrong and a crashing solution"
