@@ -28,23 +28,19 @@ class Table:
         title: its title.
         header: the titles of its columns.
         rows: the cells. A tuple of names is shortened on a terminal.
-        empty: what to say if there is no row.
 
     """
 
     title: str
     header: Sequence[str]
     rows: Sequence[Row]
-    empty: str = ""
 
     def as_text(self) -> str:
         """Return it for a terminal."""
-        return f"{self.title}\n{format_rows(self.header, self.rows) if self.rows else self.empty}"
+        return f"{self.title}\n{format_rows(self.header, self.rows) if self.rows else 'none'}"
 
     def as_html(self) -> str:
         """Return it for a page."""
-        if not self.rows:
-            return f"<h2>{escape(self.title)}</h2><p>{escape(self.empty)}</p>"
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.header)
         rows = "".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in self.rows)
         return (

@@ -105,7 +105,7 @@ def board(entries: Sequence[Entry]) -> Table:
     costs = ("time, ms", "gradients, ms", "bytes sent", "rounds")
     header = ("place", "name", *costs, "note", "kept as", "")
     title = "Time on the grader's virtual clock, the same on every machine"
-    return Table(title, header, rows, "There is no submission yet.")
+    return Table(title, header, rows)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

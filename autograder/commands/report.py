@@ -76,13 +76,11 @@ def class_report(
             "numbers may differ",
             ("task", "students", "who", "reason"),
             [row for task, results in checks.items() for row in _reasons(task, results)],
-            "No task failed.",
         ),
         Table(
             "What was unusual in notebooks",
             ("student", "note"),
             [(s, note) for s, counting in graded.items() for v in counting for note in v.notes],
-            "Nothing.",
         ),
     ]
     if credit := [row for row in extra if row[0] in graded]:
