@@ -31,10 +31,8 @@ from course_lib.cores import usable_cores
 from course_lib.ranks.explain.words import counted
 
 TO_DO = """\
-No student got a zero for this, and nothing is booked for these submissions. Look at the reasons:
-you may need room on the disk, more memory, or fewer --jobs. Test whether this machine grades
-correctly: `autograder doctor`. Then give the same command again: graded submissions stay
-graded."""
+No student got a zero for this, and nothing is booked for these submissions. Look at the reasons,
+and at `autograder doctor`. Then give the same command again: graded submissions stay graded."""
 
 
 def grade_class(
@@ -63,9 +61,7 @@ def grade_class(
     for student in students(folders, assignment, only):
         notebooks = handed_in(folders, assignment, student)
         if not notebooks:
-            lies = sorted(p.name for p in (folders.submitted / student / assignment).iterdir())
-            expected = ", ".join(f"{name}.ipynb" for name in folders.notebooks(assignment))
-            print(f"{student}: {expected} is missing; submitted: {', '.join(lies) or 'nothing'}")
+            print(f"{student}: there is no notebook of this assignment's name")
         paths += notebooks
     with _alone(folders, assignment):
         graded, waiting = [], []

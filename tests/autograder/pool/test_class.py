@@ -88,7 +88,7 @@ def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
     points = booked(course.root)
     assert unexpected(course.members, points) == [], course.output
     assert {name for name, grades in points.items() if grades["penalty"]} == {"late"}
-    assert "nothing: 02_data_parallel_sgd.ipynb is missing; submitted: notes.txt" in course.output
+    assert "nothing: there is no notebook" in course.output
     assert "  damaged: the notebook is damaged, and " in course.output
     assert "  empty-file: the notebook is not JSON. It was set aside, and an empty" in course.output
 
