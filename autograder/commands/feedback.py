@@ -23,7 +23,7 @@ import logging
 import sys
 import traceback
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
@@ -35,7 +35,6 @@ from autograder.collection.formats import SECRET
 from autograder.commands import add_assignment, add_students, print_step
 from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
-from course_lib.ranks.explain.words import counted
 
 UPLOAD = {
     "moodle": "in Moodle: View all submissions > Upload multiple feedback files in a zip",
@@ -111,17 +110,13 @@ class _Failure(logging.Handler):
         self.reason = f"{type(error).__name__}: {error} (raised in {package})"
 
 
-def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str], list[str]]:
-    """Pack an assignment's pages into a zip that Moodle or Canvas accepts.
+def pack(root: Path, assignment: str, source: str) -> None:
+    """Pack an assignment's pages into a zip that Moodle or Canvas accepts; say who is not in it.
 
     Args:
         root: the course folder.
         assignment: its name.
         source: the zip of submissions that the system exported, or its folder.
-
-    Returns:
-        The zip, the system, the students in the source who have no page, and the students with a
-        page who are not in the source, such as the other member of a pair.
 
     Raises:
         CommandFailed: the source comes from a system that accepts no feedback files.
@@ -148,11 +143,18 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
                 without.append(student)
     draft.replace(to)
     with_page = {path.parents[1].name for path in to.parent.glob(f"*/{assignment}/*.html")}
-    return to, system, without, sorted(with_page - by_student.keys())
+    _say_who("not in the zip, because they have no page", without)
+    _say_who(f"left out, because {source} does not have them", with_page - by_student.keys())
+    print(f"written: {to}; upload it {UPLOAD[system]}")
 
 
-def release(root: Path, assignment: str, only: Sequence[str]) -> list[str]:
-    """Hand the pages out through nbgrader's exchange; return the students whom it cannot reach.
+def _say_who(reason: str, students: Collection[str]) -> None:
+    if students:
+        print(f"  {reason}: {', '.join(sorted(students))}")
+
+
+def release(root: Path, assignment: str, only: Sequence[str]) -> None:
+    """Hand the pages out through nbgrader's exchange; say which students it cannot reach.
 
     The exchange finds a student's page by a secret that ``nbgrader submit`` wrote beside the
     submission. Without this secret, nbgrader's own command stops. Pages that the exchange has
@@ -170,14 +172,14 @@ def release(root: Path, assignment: str, only: Sequence[str]) -> list[str]:
     left_out = {name for name in reached if only and name not in only}
     to = Path(config.Exchange.root, config.CourseDirectory.course_id, "feedback")
     left_out |= {f.parent.name for f in folders if f.parent.name in reached and _is_in(to, f)}
-    without = sorted(name for name in unreached if name in only or not only)
+    without = {name for name in unreached if name in only or not only}
+    _say_who("not in the exchange, where they submitted nothing", without)
     if reached == left_out:
-        return without
+        return
     config.CourseDirectory.student_id_exclude = ",".join(unreached | left_out)
     outcome = NbGraderAPI(config=config).release_feedback(assignment)
     if not outcome["success"]:
         raise CommandFailed(f"nbgrader could not write into the exchange: {outcome['log'][-500:]}")
-    return without
 
 
 def _is_in(exchanged: Path, folder: Path) -> bool:
@@ -210,25 +212,13 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write feedback for the command line; return 1 if a page is missing."""
     name, only = arguments.assignment, arguments.student
     problems = feedback(load_config(root), name, only)
-    packed = pack(root, name, arguments.source) if arguments.source else None
-    to, system, without, left_out = packed or ("", "", [], [])
-    unreached = release(root, name, only) if arguments.release else []
-    folder = Folders.at(root).data / "feedback"
-    pages = [page.parents[1].name for page in folder.glob(f"*/{name}/*.html")]
-    count = sum(student in only or not only for student in pages)
-    print(f"{name}: {counted(count, 'page')} in {folder}")
-    for reason in dict.fromkeys(problems.values()):
-        students = ", ".join(student for student in problems if problems[student] == reason)
-        print(f"  no page could be written for {students}: {reason}\n  → {NO_PAGE}")
-    for reason, left_students in (
-        ("not in the exchange, where they submitted nothing", unreached),
-        ("not in the zip, because they have no page", without),
-        (f"left out, because {arguments.source} does not have them", left_out),
-    ):
-        if left_students:
-            print(f"  {reason}: {', '.join(left_students)}")
-    if unreached or left_out:
-        print(f"  hand their pages out from {folder}")
-    if packed:
-        print(f"written: {to}; upload it {UPLOAD[system]}")
+    print(f"{name}: the pages are in {Folders.at(root).data / 'feedback'}")
+    for student, reason in problems.items():
+        print(f"  no page could be written for {student}: {reason}")
+    if problems:
+        print(f"  → {NO_PAGE}")
+    if arguments.source:
+        pack(root, name, arguments.source)
+    if arguments.release:
+        release(root, name, only)
     return int(bool(problems))
