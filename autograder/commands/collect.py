@@ -102,7 +102,7 @@ def _report(root: Path, assignment: str, collected: Collected) -> None:
 
 
 def _summary(collected: Collected) -> str:
-    counts = Counter(row.action.partition(";")[0] for row in collected.rows)
+    counts = Counter(row.action for row in collected.rows)
     actions = ", ".join(f"{count} {action}" for action, count in counts.items()) or "nothing taken"
     late = sum(row.late > 0 for row in collected.rows)
     submissions = sum(not refusal.path for refusal in collected.refused)
