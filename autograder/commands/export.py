@@ -9,7 +9,7 @@ For example::
   autograder export
   autograder export 02_data_parallel_sgd --tasks
   autograder export 02_data_parallel_sgd --fill canvas_grades.csv --title "Homework 2 (77)"
-  autograder export 02_data_parallel_sgd --fill worksheet.csv --zero
+  autograder export 02_data_parallel_sgd --fill worksheet.csv
 """
 
 from __future__ import annotations
@@ -38,11 +38,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--title", default="", help="title of the assignment's column in Canvas")
     parser.add_argument(
-        "--zero",
-        action="store_true",
-        help="write 0 if nothing was submitted (default: leave the cell empty)",
-    )
-    parser.add_argument(
         "--tasks", action="store_true", help="in the plain file, add a column for each task"
     )
 
@@ -59,12 +54,12 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     if not grades:
         raise CommandFailed("the gradebook has no students yet: run autograder grade first")
     if fill := arguments.fill:
-        system, text, without = filled(fill, grades, arguments.zero, arguments.title)
+        system, text, without = filled(fill, grades, arguments.title)
         if without:
             print(f"points, but no line in {fill}: {', '.join(without)}")
     else:
         system = "plain"
-        text = plain(grades, arguments.zero, course_zone(data), arguments.tasks)
+        text = plain(grades, course_zone(data), arguments.tasks)
     to = data / f"grades_{system}.csv"
     # Spreadsheets need the byte order mark to show 中文. Canvas and Moodle need none.
     write_whole(to, text, "utf-8-sig" if system == "plain" else "utf-8")

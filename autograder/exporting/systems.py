@@ -18,7 +18,7 @@ from pathlib import Path
 from autograder.collection.roster import Student, number_of, read_csv
 from autograder.collection.times import shown
 from autograder.errors import CommandFailed
-from autograder.exporting.grades import MISSING, Grade
+from autograder.exporting.grades import Grade
 from autograder.tables import Row, csv_text
 
 Line = tuple[Mapping[str, Grade], Sequence[str]]
@@ -29,11 +29,8 @@ PLAIN = (
 )
 
 
-def plain(grades: Sequence[Grade], zero: bool, zone: tzinfo | None, tasks: bool) -> str:
-    """Return one line for each student and assignment; with `tasks`, a column for each task.
-
-    If nothing was submitted, the score is 0 with `zero`, and otherwise empty.
-    """
+def plain(grades: Sequence[Grade], zone: tzinfo | None, tasks: bool) -> str:
+    """Return one line for each student and assignment; with `tasks`, a column for each task."""
     rows = []
     names = list(dict.fromkeys(name for grade in grades for name in grade.tasks)) if tasks else []
     for grade in grades:
@@ -43,16 +40,14 @@ def plain(grades: Sequence[Grade], zero: bool, zone: tzinfo | None, tasks: bool)
                 *(grade.assignment, student.student_id, student.last_name, student.first_name),
                 *(student.name, student.email, grade.status, shown(grade.submitted, zone)),
                 *(grade.days_late or "", _number(grade.raw_score), grade.late_penalty or ""),
-                *(_points(grade, zero), grade.max_score),
+                *(_number(grade.score), grade.max_score),
                 *(_number(grade.tasks.get(name)) for name in names),
             )
         )
     return csv_text([*PLAIN, *names], rows)
 
 
-def filled(
-    path: Path, grades: Sequence[Grade], zero: bool, title: str
-) -> tuple[str, str, list[str]]:
+def filled(path: Path, grades: Sequence[Grade], title: str) -> tuple[str, str, list[str]]:
     """Fill in a file that Canvas or Moodle exported.
 
     Return the system's name, the new text, and the students with points but no line in the file.
@@ -60,7 +55,6 @@ def filled(
     Args:
         path: the file.
         grades: the grades.
-        zero: give 0 if nothing was submitted; otherwise the system keeps its own value.
         title: title of the assignment's column in Canvas, such as ``Homework 2 (77)``; the number
             may be left out. If it is empty, it is the assignment's name.
 
@@ -87,10 +81,10 @@ def filled(
     graded = [(by_student.get(owner, {}), line) for owner, line in zip(owners, lines, strict=True)]
     maximum = {grade.assignment: grade.max_score for grade in grades}
     if header[:1] == ["Student"] and {"ID", "Section"} <= set(header):
-        columns, rows = _canvas(header, graded, maximum, zero, title)
+        columns, rows = _canvas(header, graded, maximum, title)
         return "canvas", csv_text(columns, rows, mark), without
     if {"Identifier", "Grade", "Last modified (grade)"} <= set(header):
-        return "moodle", csv_text(header, _worksheet(header, graded, maximum, zero), mark), without
+        return "moodle", csv_text(header, _worksheet(header, graded, maximum), mark), without
     raise CommandFailed(
         f"{path} is neither a grade export of Canvas, which begins with Student, ID, …, Section, "
         "nor a grading worksheet from Moodle with the columns Identifier, Grade and Last modified "
@@ -100,7 +94,7 @@ def filled(
 
 
 def _canvas(
-    header: list[str], lines: Sequence[Line], maximum: Mapping[str, float], zero: bool, title: str
+    header: list[str], lines: Sequence[Line], maximum: Mapping[str, float], title: str
 ) -> tuple[list[str], list[Row]]:
     """Return Canvas's import file: its own students, and a column for each assignment."""
     titles = [_column(header, name, title) for name in maximum]
@@ -108,7 +102,7 @@ def _canvas(
     rows: list[Row] = [["    Points Possible", *[""] * (len(head) - 1), *maximum.values()]]
     for grades, line in lines:
         if "points possible" not in line[0].lower() and line[1]:
-            rows.append([*line[: len(head)], *(_points(grades.get(n), zero) for n in maximum)])
+            rows.append([*line[: len(head)], *(_points(grades.get(n)) for n in maximum)])
     return [*head, *titles], rows
 
 
@@ -127,9 +121,7 @@ def _column(header: Sequence[str], name: str, title: str) -> str:
     return columns[0] if columns else heading
 
 
-def _worksheet(
-    header: list[str], lines: Sequence[Line], maximum: Mapping[str, float], zero: bool
-) -> list[Row]:
+def _worksheet(header: list[str], lines: Sequence[Line], maximum: Mapping[str, float]) -> list[Row]:
     """Return the lines of Moodle's grading worksheet of one assignment, scaled to its maximum."""
     (name, *other_assignments) = maximum
     if other_assignments:
@@ -139,7 +131,7 @@ def _worksheet(
     rows: list[Row] = []
     for grades, line in lines:
         row: dict[str, object] = dict(zip(header, line, strict=False))
-        points = _points(grades.get(name), zero)
+        points = _points(grades.get(name))
         if points != "":
             top = _maximum(str(row.get("Maximum Grade", "")), maximum[name])
             row["Grade"] = round(float(points) * top / maximum[name], 2) if maximum[name] else 0
@@ -197,9 +189,7 @@ def _names(title: str, cell: str, student: Student) -> bool:
     return "@" in cell and cell.partition("@")[0] == student.student_id
 
 
-def _points(grade: Grade | None, zero: bool) -> float | str:
-    if grade and zero and grade.status == MISSING:
-        return 0
+def _points(grade: Grade | None) -> float | str:
     return _number(grade.score if grade else None)
 
 
