@@ -177,7 +177,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_assignment(parser)
     parser.add_argument(
         *("--jobs", "-j"),
-        type=_positive,
+        type=int,
         default=usable_cores(),
         help="submissions graded at the same time (default: %(default)s, one per core)",
     )
@@ -200,18 +200,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of submissions, 1 or more")
-    return int(text)
-
-
 def choices(root: Path, arguments: argparse.Namespace) -> tuple[Settings, dict[str, Any]]:
     """Return the settings, and the options for the workers."""
     settings = Settings.of(load_config(root))
     if arguments.on:
         settings = replace(settings, on=arguments.on)
-    jobs = arguments.jobs
+    jobs = max(1, arguments.jobs)
     if settings.on == "gpu" and jobs > 1 and not arguments.launch:
         print("on GPUs, one submission is graded at a time: --jobs is ignored")
         jobs = 1

@@ -299,7 +299,6 @@ def test_two_at_once_are_refused(course: Course, command: Commands) -> None:
     [
         (("grade", "99_nothing"), "has no submission of 99_nothing"),
         (("grade", ASSIGNMENT, "--student", "nobody"), "nobody submitted nothing"),
-        (("grade", ASSIGNMENT, "--jobs", "0"), "must be a number of submissions"),
         (("regrade", ASSIGNMENT), "one of the arguments --all --changed --one is required"),
         (("regrade", ASSIGNMENT, "--one", "nobody"), "nobody has no verdict"),
         (("status", "99_nothing"), "has no submission of 99_nothing"),
