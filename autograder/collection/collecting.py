@@ -236,8 +236,6 @@ def _by_student(
             continue
         if listed and _misfit(hand_in, listed) > 1:
             hand_in.notes.append(f"{name!r} counts as {listed.name or student} of the class list")
-        if not listed and hand_in.name == hand_in.system_id != student:
-            hand_in.notes.append(f"{name!r} cannot be a student id, so the id is {student}")
         hand_ins_by_student.setdefault(student, []).append(hand_in)
     return hand_ins_by_student
 
