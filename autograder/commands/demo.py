@@ -114,19 +114,12 @@ def replace_tasks(
 
 
 def table(verdicts: list[Verdict]) -> str:
-    """Return a table of the verdicts that fits the terminal."""
-    width = shutil.get_terminal_size((110, 24)).columns
-    name_width = max(len(verdict.student) for verdict in verdicts)
-    lines = [f"{'submission':{name_width}}   points  seconds  first mistake"]
-    lines.append("─" * min(width, 110))
+    """Return the points of each verdict; below them, why the first of them were lost."""
+    lines = []
     for verdict in verdicts:
-        head = (
-            f"{verdict.student:{name_width}}  {verdict.score:3g}/{verdict.max_score:<3g} "
-            f"{verdict.seconds:7.1f}  "
-        )
-        room, below = max(width, len(head) + 20), " " * len(head)
-        line = textwrap.fill(verdict.reason, room, initial_indent=head, subsequent_indent=below)
-        lines.append(line or head.rstrip())
+        points = f"{verdict.score:3g}/{verdict.max_score:<3g}{verdict.seconds:7.1f} s"
+        lines.append(f"{verdict.student:20}{points}")
+        lines += textwrap.wrap(f"    {verdict.reason}", 96, subsequent_indent="    ")
     return "\n".join(lines)
 
 
