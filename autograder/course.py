@@ -12,17 +12,8 @@ from traitlets.config.loader import PyFileConfigLoader
 from autograder.errors import CommandFailed
 from course_lib.limits import CASE_SECONDS, CELL_SECONDS, CELLS_SECONDS
 
-
-class CourseNotFound(CommandFailed):
-    """The search found no course folder at or above its start, or the folder cannot be used."""
-
-
 _PATTERNS = "?*[%$"
 """Characters that a path must not have: nbgrader, SQLAlchemy and traitlets would interpret them."""
-
-
-class SourcesMissing(CommandFailed):
-    """The folder with the sources of the assignments is not in this copy of the course."""
 
 
 def find_course(start: Path | None = None) -> Path:
@@ -31,13 +22,13 @@ def find_course(start: Path | None = None) -> Path:
     for folder in (start, *start.parents):
         if (folder / "nbgrader_config.py").is_file():
             if letters := [letter for letter in _PATTERNS if letter in str(folder)]:
-                raise CourseNotFound(
+                raise CommandFailed(
                     f"nbgrader cannot work in {folder}: the path contains "
                     f"{' and '.join(map(repr, letters))}. Rename the folder with this in its name, "
                     "or move the course."
                 )
             return folder
-    raise CourseNotFound(
+    raise CommandFailed(
         f"{start} is not inside the course: there is no nbgrader_config.py in it or above it. "
         "Change to the folder that you cloned."
     )
@@ -63,12 +54,12 @@ def find_sources(root: Path) -> Path:
     """Return the folder of the assignments' sources, which a student's copy may lack.
 
     Raises:
-        SourcesMissing: this copy of the course has no such folder.
+        CommandFailed: this copy of the course has no such folder.
 
     """
     name: str = load_config(root).CourseDirectory.source_directory
     if not (folder := root / name).is_dir():
-        raise SourcesMissing(
+        raise CommandFailed(
             f"this command needs the folder {name}/ (solutions, hidden cases), which this copy of "
             "the course does not have. Lectures, assignments and checks work without this "
             "folder: open them with make lab"

@@ -44,9 +44,8 @@ def demo(root: Path, on: str = "") -> list[Verdict]:
         on: ``cpu`` or ``gpu``: run the right solutions once more on such real ranks.
 
     Raises:
-        SourcesMissing: this copy of the course lacks the sources of the assignments.
         SandboxUnavailable: there is no sandbox that has everything that grading needs.
-        CommandFailed: a step failed.
+        CommandFailed: there are no sources of the assignments, or a step failed.
 
     """
     source = find_sources(root) / ASSIGNMENT

@@ -50,9 +50,8 @@ def grade_class(
     options of `grade_all`.
 
     Raises:
-        NothingToGrade: there is no such assignment or submission.
-        CommandFailed: another command is grading this assignment, or no worker could be started,
-            so nothing is graded.
+        CommandFailed: there is no such assignment or submission, another command is grading it, or
+            no worker could be started, so nothing is graded.
 
     """
     find_sources(root)

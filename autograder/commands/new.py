@@ -22,8 +22,7 @@ def new(root: Path, name: str) -> Path:
     """Write ``instructor/NN_name/`` and ``assignments/NN_name/``; return the first path.
 
     Raises:
-        SourcesMissing: this copy of the course lacks ``instructor/``.
-        CommandFailed: the name is not usable, or a folder exists already.
+        CommandFailed: there is no ``instructor/``, the name is not usable, or a folder exists.
 
     """
     if not _NAME.fullmatch(name):

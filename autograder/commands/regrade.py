@@ -22,7 +22,6 @@ from autograder.examination.verdict import Verdict, checks_digest, points_of
 from autograder.passes.examine import Exam, examine_notebook
 from autograder.passes.tell import timeline_of
 from autograder.pool.book import current
-from autograder.pool.class_list import NothingToGrade
 from autograder.pool.worker import Outcome
 from autograder.tables import format_rows
 from course_lib.checking.cases import AuthorError
@@ -64,13 +63,13 @@ def explain(root: Path, assignment: str, student: str) -> bool:
     Draw the timeline of the first visible case that failed. Return whether all points are the same.
 
     Raises:
-        NothingToGrade: the student has no verdict, or the graded notebook beside it is gone.
+        CommandFailed: the student has no verdict, or the graded notebook beside it is gone.
 
     """
     folders, sources = Folders.at(root), find_sources(root)
     verdicts = current(folders, assignment, student)
     if not verdicts:
-        raise NothingToGrade(f"{student} has no verdict: run autograder grade {assignment}")
+        raise CommandFailed(f"{student} has no verdict: run autograder grade {assignment}")
     same = True
     for old in verdicts.values():
         released = folders.release / assignment / f"{old.notebook}.ipynb"
@@ -83,7 +82,7 @@ def explain(root: Path, assignment: str, student: str) -> bool:
         )
         graded = old.kept_in(folders).with_suffix(".ipynb")
         if not graded.is_file():
-            raise NothingToGrade(f"there is no {graded}: run autograder grade {assignment}")
+            raise CommandFailed(f"there is no {graded}: run autograder grade {assignment}")
         nb = nbformat.read(graded, as_version=4)
         examine_notebook(nb, Exam.of(sources / assignment), new)
         print(_explained(old, new))

@@ -36,8 +36,8 @@ def release(root: Path, names: Sequence[str] = ()) -> None:
         names: the assignments; by default all.
 
     Raises:
-        SourcesMissing: this copy of the course lacks ``instructor/``.
-        CommandFailed: there is no such assignment, nbgrader refused it, or a solution would leak.
+        CommandFailed: there are no sources, or not of this assignment, nbgrader refused it, or a
+            solution would leak.
 
     """
     sources = find_sources(root)

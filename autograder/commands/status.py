@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autograder.collection.roster import kept_roster
 from autograder.course import Folders, Settings, load_config
-from autograder.pool.class_list import NothingToGrade, assignments, standings
+from autograder.pool.class_list import assignments, standings
 from autograder.tables import format_rows
 
 STATES = {
@@ -47,12 +47,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             rows.append((name, len(students), *[0] * len(STATES)))
             notes.append(f"{name}: not released: run nbgrader generate_assignment {name}")
             continue
-        try:
-            states = standings(config, name, settings)
-        except NothingToGrade:
-            if arguments.assignment:
-                raise
-            states = []
+        wanted = students or arguments.assignment
+        states = standings(config, name, settings) if wanted else []
         counts = (sum(bool(getattr(s, state)) for s in states) for state in STATES.values())
         rows.append((name, len(states), *counts))
         notes += [

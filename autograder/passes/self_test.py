@@ -38,10 +38,6 @@ _WRONG = "def {name}(*args, **kwargs):\n    return None\n"
 _CRASHING = "import os\n\n\ndef {name}(*args, **kwargs):\n    os._exit(3)\n"
 
 
-class SelfTestFailed(MachineFailure):
-    """A known solution got wrong points, so nobody is graded here; the message says what to do."""
-
-
 def known_solutions(exam: Exam, source: Path, released: Path) -> tuple[NotebookNode, Exam] | None:
     """Return a notebook with three solutions of one task, and the exam of only this task.
 
@@ -183,8 +179,8 @@ class SelfTest:
         """Grade the known solutions with the checks as they are now; then trust this sandbox.
 
         Raises:
-            SelfTestFailed: they got wrong points. The next sandbox will be a new one.
-            MachineFailure: the sandbox cannot be started, or has ended.
+            MachineFailure: they got wrong points, and the next sandbox will be a new one; or the
+                sandbox cannot be started, or has ended.
             SandboxUnavailable: there is no sandbox.
             AuthorError: the check is broken.
 
@@ -206,7 +202,7 @@ class SelfTest:
             examine_notebook(*solutions, verdict)
             if mistake := wrong_points(verdict.checks):
                 sandbox.close()
-                raise SelfTestFailed(
+                raise MachineFailure(
                     f"{mistake}. So this machine, or the check, is broken. Test the machine with: "
                     "autograder doctor; and test the check with: make test-all "
                     f'ARGS="tests/test_assignments.py -k {self._source.name}"'

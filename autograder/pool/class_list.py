@@ -23,10 +23,6 @@ from autograder.examination.verdict import Verdict, points_of
 from autograder.passes.examine import blank_verdict, rebuilt
 
 
-class NothingToGrade(CommandFailed):
-    """There is no such assignment, or no submission; the message says what to do."""
-
-
 @dataclass
 class Standing:
     """The state of one student's submission of one assignment.
@@ -69,18 +65,18 @@ def students(folders: Folders, assignment: str, only: Iterable[str] = ()) -> lis
     """Return the students who submitted something, in order.
 
     Raises:
-        NothingToGrade: nobody submitted anything, or one of `only` did not.
+        CommandFailed: nobody submitted anything, or one of `only` did not.
 
     """
     submitters = folders.submitters(assignment)
     if not submitters:
         names = ", ".join(assignments(folders)) or "none"
-        raise NothingToGrade(
+        raise CommandFailed(
             f"{folders.submitted} has no submission of {assignment}. Assignments there: {names}. "
             "Put submissions there with nbgrader collect or autograder collect."
         )
     if absent := sorted(set(only) - set(submitters)):
-        raise NothingToGrade(
+        raise CommandFailed(
             f"{absent[0]} submitted nothing: there is no {folders.submitted / absent[0]}"
         )
     return [student for student in submitters if student in only or not only]
@@ -90,12 +86,12 @@ def handed_in(folders: Folders, assignment: str, student: str) -> list[Path]:
     """Return the submitted notebooks that were also released.
 
     Raises:
-        NothingToGrade: the assignment was not released.
+        CommandFailed: the assignment was not released.
 
     """
     names = folders.notebooks(assignment)
     if not names:
-        raise NothingToGrade(
+        raise CommandFailed(
             f"{assignment} was not released: run nbgrader generate_assignment {assignment}"
         )
     paths = (folders.submitted / student / assignment / f"{name}.ipynb" for name in names)
@@ -135,7 +131,7 @@ def standings(
     """Return the state of each student who submitted something, or of `only` these.
 
     Raises:
-        NothingToGrade: nobody submitted anything, or the assignment was not released.
+        CommandFailed: nobody submitted anything, or the assignment was not released.
 
     """
     folders, entries = Folders.of(config.CourseDirectory), _entries(config, assignment)

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from autograder.course import CourseNotFound, Settings, find_course
-from autograder.errors import SandboxUnavailable
+from autograder.course import Settings, find_course
+from autograder.errors import CommandFailed, SandboxUnavailable
 from autograder.inside import look
 from autograder.inside.scratch import HOME
 from autograder.passes import autograde, examine
@@ -51,7 +51,7 @@ def test_a_course_at_a_path_that_python_would_split_is_refused(monkeypatch):
 def test_a_course_at_a_path_that_nbgrader_would_interpret_is_refused(name, tmp_path):
     (tmp_path / name).mkdir()
     (tmp_path / name / "nbgrader_config.py").touch()
-    with pytest.raises(CourseNotFound, match="nbgrader cannot work in"):
+    with pytest.raises(CommandFailed, match="nbgrader cannot work in"):
         find_course(tmp_path / name)
 
 
