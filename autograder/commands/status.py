@@ -35,9 +35,6 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     config = load_config(root)
     folders, settings = Folders.of(config.CourseDirectory), Settings.of(config)
     names = [arguments.assignment] if arguments.assignment else assignments(folders)
-    if not names:
-        print("nothing has been released or submitted yet: run nbgrader generate_assignment NAME")
-        return 0
     roster = kept_roster(folders.data)
     rows: list[tuple[object, ...]] = []
     notes: list[str] = []
