@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autograder.collection.repair import damage, place_aside
 from autograder.commands import add_assignment, add_students, print_step
 from autograder.course import Folders, Settings, find_sources, load_config
 from autograder.errors import CommandFailed
@@ -155,10 +154,8 @@ def report(outcomes: Sequence[Outcome]) -> int:
     if again := [_name(outcome) for outcome in graded if outcome.attempts > 1]:
         print(f"  tried again, because the machine had failed: {len(again)} ({', '.join(again)})")
     for outcome in graded:
-        lost, path = damage(outcome.notes), Path(outcome.path)
         for note in outcome.notes:
-            place = f". Kept as it was: {place_aside(path, path.parent)}" if note in lost else ""
-            print(f"  {_name(outcome)}: {note}{place}")
+            print(f"  {_name(outcome)}: {note}")
     for outcome in failed:
         print(f"  {_name(outcome)}: {outcome.fault}: {outcome.failed.splitlines()[-1]}")
     if any(outcome.fault == MACHINE for outcome in failed):
