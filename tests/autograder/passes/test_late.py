@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from nbformat.v4 import new_notebook
 from nbgrader.api import Gradebook
+from traitlets.config import Config
 
 from autograder.collection.times import keep_zone
 from autograder.course import load_config
@@ -16,6 +17,12 @@ from autograder.passes.late import LatePenalties, renew_penalties
 from tests.helpers.course_folders import ROOT
 
 NAME = "02_data_parallel_sgd"
+
+
+def lost(config: Config) -> dict[str, float]:
+    with Gradebook(config.CourseDirectory.db_url, "sgd-to-ddp") as book:
+        submissions = book.assignment_submissions(NAME)
+        return {s.student.id: float(s.late_submission_penalty) for s in submissions}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -49,9 +56,8 @@ def test_a_day_of_25_hours_is_one_day(tmp_path: Path) -> None:
                 LatePenalties(config=config).preprocess(new_notebook(), {"nbgrader": names})
         else:
             renew_penalties(config, NAME)
-        with Gradebook(config.CourseDirectory.db_url, "sgd-to-ddp") as book:
-            lost = {
-                s.student.id: float(s.late_submission_penalty)
-                for s in book.assignment_submissions(NAME)
-            }
-        assert lost == {"in time": 0, "one day": 1, "two days": 2, "extended": 1}
+        assert lost(config) == {"in time": 0, "one day": 1, "two days": 2, "extended": 1}
+    late = f"{NAME},extended,2026-10-31 19:00\n{NAME},two days,2026-11-02 09:00\n"
+    (data / "extensions.csv").write_text(f"assignment,student_id,until\n{late}")
+    renew_penalties(config, NAME)
+    assert lost(config) == {"in time": 0, "one day": 1, "two days": 0, "extended": 2}
