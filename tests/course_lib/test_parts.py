@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_ as clip_of_torch
 from torch.nn.utils import clip_grad_value_
 
@@ -35,71 +34,15 @@ from course_lib.tensor_parallel import ColumnParallelLinear, ParallelMLP
 from tests.helpers.meshes import KINDS as MESHES
 from tests.helpers.meshes import Case, in_and_out, whole_model
 from tests.helpers.meshes import batches as token_batches
-from tests.helpers.zero_scenarios import Awkward, batches, own
-
-KINDS = ["averaged", "local", "sharded", "fsdp"]
-
-
-def wrap(kind: str, net: nn.Module):
-    """Return what to call, and its optimizer."""
-    if kind == "fsdp":
-        wrapped = FullyShardedDataParallel(net)
-        return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    called = DistributedDataParallel(net) if kind == "averaged" else net
-    options = {"gradients": kind, "bucket_cap_mb": 3e-4, "lr": 0.1}
-    return called, ShardedOptimizer(net.parameters(), torch.optim.SGD, **options)
-
-
-def state_of(called: nn.Module, net: nn.Module) -> dict[str, Tensor]:
-    if isinstance(called, FullyShardedDataParallel):
-        return called.full_state_dict()
-    return {name: value.clone() for name, value in net.state_dict().items()}
-
-
-def clamped_step(kind: str) -> dict[str, Tensor]:
-    net = Awkward()
-    called, optimizer = wrap(kind, net)
-    x, y = own(batches()[0])
-    (50 * mse_loss(called(x), y)).backward()
-    params = called.parameters() if kind == "fsdp" else optimizer.averaged_parameters()
-    clip_grad_value_(params, 0.3)
-    optimizer.step()
-    return state_of(called, net)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_are_clipped_after_they_are_averaged(ranks_of, kind):
-    net = Awkward()
-    x, y = batches()[0]
-    (50 * mse_loss(net(x), y)).backward()
-    clip_grad_value_(net.parameters(), 0.3)
-    torch.optim.SGD(net.parameters(), lr=0.1).step()
-    for k in (2, 3):
-        for state in ranks_of("simulated", k).run(clamped_step, kind):
-            torch.testing.assert_close(state, dict(net.state_dict()), rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("kind", ["local", "sharded"])
-def test_own_gradients_are_not_clamped_before_they_are_averaged(ranks_of, kind):
-    def clamp(foreach: bool) -> None:
-        net = Awkward()
-        _, optimizer = wrap(kind, net)
-        net(batches()[0][0]).sum().backward()
-        assert optimizer.gradients == kind  # it is there as long as its hooks are to act
-        clip_grad_value_(net.parameters(), 0.3, foreach=foreach)
-
-    for foreach in (False, True):
-        with pytest.raises(RankError, match="clip_grad_value_"):
-            ranks_of("simulated", 2).run(clamp, foreach)
+from tests.helpers.zero_scenarios import Awkward, batches
 
 
 def test_a_backward_between_clipping_and_step_is_an_error(ranks_of):
     def backward_after_clipping() -> None:
-        net = Awkward()
-        _, optimizer = wrap("local", net)
+        trained = Trained("local", torch.optim.SGD, lr=0.1)
         for _ in range(2):
-            net(batches()[0][0]).sum().backward()
-            optimizer.clip_grad_norm_(1.0)
+            trained.backward()
+            trained.optimizer.clip_grad_norm_(1.0)
 
     with pytest.raises(RankError, match="after the gradients were averaged"):
         ranks_of("simulated", 2).run(backward_after_clipping)
@@ -160,6 +103,7 @@ def test_parts_are_copied_saved_and_shown_as_parameters(ranks_of, kind):
 ZERO = ("averaged", "local", "sharded")
 WRAPPERS = ("DDP", *ZERO, "FSDP", "tensor", "pipeline", "expert")
 CASE = Case("experts")
+CLIP_VALUE = 0.002  # below some elements of the gradients, and above others
 
 
 class Lamb(torch.optim.Optimizer):
@@ -243,6 +187,17 @@ def clipped(trained: Trained, clip, norm_type: float = 2.0):
     return dict(zip(("before", "after"), totals, strict=True))
 
 
+def clamped(trained: Trained, foreach: bool, averaged: bool = False):
+    """Clip each element, with `averaged` after the mean of a ZeRO optimizer, and take a step."""
+    trained.backward()
+    params = list(trained.model.parameters())
+    of_mean = averaged and trained.zero
+    to_clip = trained.optimizer.averaged_parameters() if of_mean else params
+    clip_grad_value_(to_clip, CLIP_VALUE, foreach=foreach)
+    trained.optimizer.step()
+    return trained.named(whole_norms(params))
+
+
 def read(trained: Trained, situation: str):
     penalty = lambda params: 0.1 * sum(param.norm() for param in params)
     trained.backward(0, **({"penalty": penalty} if situation == "lasso" else {}))
@@ -314,6 +269,9 @@ SITUATIONS = {
     "our clip_grad_norm_": (clipped, (clip_grad_norm_,), ""),
     "ours, by the largest": (clipped, (clip_grad_norm_, math.inf), ""),
     "ours, by the sum": (clipped, (clip_grad_norm_, 1.0), ""),
+    "clip_grad_value_": (clamped, (False,), "local sharded"),
+    "clip_grad_value_, all at once": (clamped, (True,), "local sharded"),
+    "clip_grad_value_ of means": (clamped, (False, True), ""),
     "GradScaler": (scaled, (), ""),
     "p.norm()": (read, ("weights",), "FSDP tensor"),
     "p.grad.norm()": (read, ("gradients",), "local sharded FSDP tensor"),
