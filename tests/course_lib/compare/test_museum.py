@@ -1,7 +1,6 @@
 """Silent bugs are found and named, and right programs raise no alarm.
 
-`docs/silent_bugs.md` lists the bugs. After a change of the words or of the museum,
-``python -m tests.course_lib.compare.test_museum`` writes that page.
+`docs/silent_bugs.md` lists the bugs, and what is said of them on 4 simulated ranks.
 """
 
 import functools
@@ -25,11 +24,6 @@ def trusted_of(name: str):
     return trusted_run(bug.right)
 
 
-def of_the_bug(bug, world_size: int, on: str):
-    records = ranks_on(on, world_size).run(bug.step)
-    return compare(trusted_of(bug.name), records, bug.shards)
-
-
 CASES = [
     pytest.param(bug, world_size, on, id=f"{bug.name}-{world_size}-{on}")
     for bug in BUGS
@@ -45,7 +39,8 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(("bug", "world_size", "on"), CASES)
 def test_a_silent_bug_is_found_and_named(bug, world_size: int, on: str) -> None:
-    report = of_the_bug(bug, world_size, on)
+    records = ranks_on(on, world_size).run(bug.step)
+    report = compare(trusted_of(bug.name), records, bug.shards)
     assert report.first is not None
     assert (report.first.key.kind, report.first.label) == (bug.kind, bug.label), report
 
@@ -60,37 +55,7 @@ def test_a_right_program_raises_no_alarm(program, world_size: int) -> None:
     assert report.compared > 10
 
 
-def page() -> str:
-    """Return the page that lists the bugs and what is said of them, on simulated ranks."""
-    lines = [
-        "# Silent bugs, and what is said of them",
-        "",
-        "Each bug follows a report to a public project, which is linked. It raises no error. It",
-        "is a function of a few lines here. `course_lib.compare` compares one or two steps of it",
-        "on 4 ranks with one rank. It names the first tensor that differs, and says what the",
-        "difference looks like. The programs are in `tests/course_lib/compare/museum.py`.",
-        "`test_museum.py` beside it runs them on 2 and on 4 ranks, simulated and on the CPU, and",
-        "also runs right programs, which must raise no alarm. It made this page.",
-        "",
-        "| | bug | from | first to differ | what is said of it |",
-        "|---|---|---|---|---|",
-    ]
-    for number, bug in enumerate(BUGS, 1):
-        first = of_the_bug(bug, 4, "simulated").first
-        assert first is not None, bug.name
-        place = "/".join(bug.source.split("/")[3:5]) + " #" + bug.source.rsplit("/", 1)[1]
-        lines.append(
-            f"| {number} | {bug.sentence} | [{place}]({bug.source}) | {first.key.kind} "
-            f"`{first.key.name}` | `{first.label}`: {first.says} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def test_the_page_lists_all_bugs() -> None:
     text = PAGE.read_text(encoding="utf-8")
     absent = [bug.name for bug in BUGS if bug.sentence not in text or bug.source not in text]
-    assert not absent, "write it anew: python -m tests.course_lib.compare.test_museum"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    assert not absent, f"{PAGE} has no row, or another source, for these"
