@@ -1,8 +1,7 @@
 """A report in a notebook: all of it is there, and no text of a student's becomes markup."""
 
-from html.parser import HTMLParser
-
 import pytest
+from bs4 import BeautifulSoup  # comes with nbconvert
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,26 +10,13 @@ from course_lib.checking.report import CaseResult, cause_of, html_of
 from course_lib.ranks import Event, Trace
 
 
-class Read(HTMLParser):
-    """Reads HTML: its tags with their attributes, and its text."""
+def read(html: str) -> BeautifulSoup:
+    return BeautifulSoup(html, "html.parser")
 
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, tuple[str, ...]]] = []
-        self.values: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
 
-    def handle_starttag(self, tag: str, attrs) -> None:
-        self.tags.append((tag, tuple(name for name, _ in attrs)))
-        self.values += [value for _, value in attrs if value is not None]
-
-    def handle_endtag(self, tag: str) -> None:
-        self.tags.append((f"/{tag}", ()))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def tags_in(page: BeautifulSoup):
+    """Return the tags, each with its depth and the names of its attributes."""
+    return [(tag.name, len([*tag.parents]), *tag.attrs) for tag in page.find_all()]
 
 
 def failed(name: str, reason: str, detail: str = "", **fields) -> CaseResult:
@@ -67,44 +53,33 @@ MARKUP = st.sampled_from(
 
 @given(st.text() | MARKUP, st.lists(st.text() | MARKUP, min_size=5, max_size=5))
 def test_no_text_adds_a_tag_or_an_attribute(alt: str, texts: list[str]) -> None:
-    plain = Read(html_of(report_of("n", "c", "w", "d", "v"), (b"png", "alt")))
-    read = Read(html_of(report_of(*texts), (b"png", alt)))
-    assert read.tags == plain.tags
-    assert alt in read.values  # as it is
+    plain = read(html_of(report_of("n", "c", "w", "d", "v"), (b"png", "alt")))
+    page = read(html_of(report_of(*texts), (b"png", alt)))
+    assert tags_in(page) == tags_in(plain)
+    assert page.img["alt"] == alt
 
 
 def test_the_simplest_case_is_open_and_the_others_are_folded() -> None:
-    read = Read(html_of(report_of("n", "c", "w", "d", "v")))
-    folds = [names for tag, names in read.tags if tag == "details"]
-    assert [names for names in folds if "open" in names] == [("class", "open")]
+    page = read(html_of(report_of("n", "c", "w", "d", "v")))
+    folds = page.find_all("details")
+    assert sum(fold.has_attr("open") for fold in folds) == 1
     # One for the passed cases, one for each of three causes, one for the case like another one.
     assert len(folds) == 5
-    assert 'check("t/n", fn, case="a c")' in read.text
-    assert 'case="c"' not in read.text  # nobody can run a hidden case
-
-
-def trace_of(line: str) -> Trace:
-    return Trace(
-        [
-            Event(0, "send", (0, 1), 1, 8, "float32", 1, 0.0, 1e-3, line),
-            Event(1, "recv", (0, 1), 0, 8, "float32", 1, 0.0, 1e-3, line),
-        ],
-        2,
-    )
+    assert 'check("t/n", fn, case="a c")' in page.text
+    assert 'case="c"' not in page.text  # nobody can run a hidden case
 
 
 def test_the_timeline_of_the_traced_case_is_in_the_report() -> None:
-    report = CheckReport(
-        "t/f",
-        (failed("a", "one", difficulty=(1,)), failed("b", "two", difficulty=(2,))),
-        trace=trace_of("Cell In[1], line 2"),
-        traced="b",
-    )
+    events = [
+        Event(rank, kind, (0, 1), 1 - rank, 8, "float32", 1, 0.0, 1e-3, "Cell In[1], line 2")
+        for rank, kind in enumerate(("send", "recv"))
+    ]
+    cases = failed("a", "one", difficulty=(1,)), failed("b", "two", difficulty=(2,))
+    report = CheckReport("t/f", cases, trace=Trace(events, 2), traced="b")
     html = report._repr_html_()
-    (image,) = [tag for tag, _ in Read(html).tags if tag == "img"]
-    alt = next(value for value in Read(html).values if "2 ranks" in value)
-    assert "send" in alt
-    assert html.index("two") < html.index(f"<{image}")
+    (image,) = read(html).find_all("img")
+    assert "2 ranks" in image["alt"] and "send" in image["alt"]
+    assert html.index("two") < html.index("<img")
     assert "<img" not in html_of(report)  # it is not drawn unless asked for
 
 
