@@ -28,33 +28,20 @@ def in_words(K: int, step: int) -> str:
     return f"After {step} steps the last of {K} ranks has {K - 1 + step}."
 
 
-def shown(**options):
-    arguments = {"K": SIZES, "step": STEPS, "alt": "Bars grow."} | options
-    return explore(bars, in_words, **arguments)
-
-
 def page_of(explored) -> str:
     return explored._repr_mimebundle_()["text/html"]
 
 
-def data_in(page: str):
-    (text,) = re.findall(r"^const data = (\{.*\});$", page, re.MULTILINE)
-    return json.loads(text)
-
-
-def drawings_in(data) -> list[str]:
-    """The hatches that all drawings share, then the drawings."""
-    return json.loads(zlib.decompress(base64.b64decode(data["drawings"])))
-
-
 @pytest.fixture(scope="module")
 def explored():
-    return shown(first={"step": 2}, alt="So & <so>.")
+    return explore(bars, in_words, K=SIZES, step=STEPS, first={"step": 2}, alt="So & <so>.")
 
 
 def test_every_combination_has_its_drawing_and_its_words(explored) -> None:
-    data = data_in(page_of(explored))
-    hatches, *drawings = drawings_in(data)
+    (text,) = re.findall(r"^const data = (\{.*\});$", page_of(explored), re.MULTILINE)
+    data = json.loads(text)
+    # The hatches that all drawings share, then the drawings.
+    hatches, *drawings = json.loads(zlib.decompress(base64.b64decode(data["drawings"])))
     assert not hatches
     for place, (size, step) in enumerate(itertools.product(SIZES, STEPS)):
         svg = ElementTree.fromstring(drawings[place])

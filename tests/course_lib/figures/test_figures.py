@@ -23,20 +23,16 @@ def notebook():
     InteractiveShell.clear_instance()
 
 
-def shown(fig, alt: str) -> dict[str, str]:
-    with capture_output() as captured:
-        show(fig, alt=alt)
-    (output,) = captured.outputs
-    return output.data
-
-
 # --- show -----------------------------------------------------------------------------------------
 
 
 def test_bundle_has_the_description_in_html_and_text(notebook):
     fig, ax = plt.subplots()
     ax.plot([1, 2])
-    data = shown(fig, 'loss < 1 & "falling"')
+    with capture_output() as captured:
+        show(fig, alt='loss < 1 & "falling"')
+    (output,) = captured.outputs
+    data = output.data
     assert set(data) == {"text/html", "image/png", "text/plain"}
     assert data["text/plain"] == 'loss < 1 & "falling"'
     tag, attributes = re.findall(r"^<(\w+) ([^<>]*)>$", data["text/html"].strip())[0]
