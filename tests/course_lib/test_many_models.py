@@ -11,11 +11,8 @@ def module_of(w) -> nn.Sequential:
     """Return the model with the weights `w` of one row."""
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     first, bias, last, end = w.split([64 * 32, 32, 320, 10])
-    for layer, weight, shift in (
-        (model[0], first.view(64, 32), bias),
-        (model[2], last.view(32, 10), end),
-    ):
-        layer.weight.data.copy_(weight.T)
+    for layer, weight, shift in ((model[0], first, bias), (model[2], last, end)):
+        layer.weight.data.copy_(weight.view(len(layer.weight.T), -1).T)
         layer.bias.data.copy_(shift)
     return model
 
@@ -35,11 +32,6 @@ def test_every_model_is_that_of_its_seed_with_its_own_rows_and_gradient() -> Non
             loss = nn.functional.cross_entropy(model(images[rows[seed]]), labels[rows[seed]])
             torch.testing.assert_close(losses(w, images[rows], labels[rows])[rate, seed], loss)
             loss.backward()
-            alone = (
-                model[0].weight.grad.T,
-                model[0].bias.grad,
-                model[2].weight.grad.T,
-                model[2].bias.grad,
-            )
-            flat = torch.cat([gradient.flatten() for gradient in alone])
+            pairs = [(layer.weight.grad.T, layer.bias.grad) for layer in (model[0], model[2])]
+            flat = torch.cat([gradient.flatten() for pair in pairs for gradient in pair])
             torch.testing.assert_close(batched[rate, seed], flat)
