@@ -36,20 +36,10 @@ def sources(path) -> list[str]:
     return [cell.source for cell in nbformat.read(path, as_version=4).cells[1:]]
 
 
-def outputs(path) -> list[str]:
-    cells = nbformat.read(path, as_version=4).cells
-    return [out.text for cell in cells for out in cell.get("outputs", [])]
-
-
 def there(desk) -> list[str]:
     """Return the files of the desk, without its records."""
     paths = (path.relative_to(desk) for path in desk.rglob("*") if path.is_file())
     return sorted(str(path) for path in paths if path.parts[0] != ".desk")
-
-
-def state(desk) -> dict[str, tuple[int, bytes]]:
-    """Return inode and content of every file: a newly written file gets another inode."""
-    return {name: ((desk / name).stat().st_ino, (desk / name).read_bytes()) for name in there(desk)}
 
 
 HANDED_OUT = ["assignments/02_topic/02_topic.ipynb", CHECKS, MODULE, LECTURE]
