@@ -12,27 +12,32 @@ from tests.helpers import zero_scenarios as scenarios
 from tests.helpers.ddp_scenarios import WORLDS
 
 WHO = ["averaged", "local", "sharded"]
+ALL_STEPS = slice(None)
 
 
-def train(name: str, mode, groups: bool = False, cap: float = 3e-4) -> list[Tensor]:
-    net = scenarios.Awkward()
+def train(name: str, mode, steps: slice = ALL_STEPS, groups: bool = False, saved=None):
+    """Return the weights after these steps, and what to save; go on from what was `saved`."""
+    net = scenarios.Awkward(seed=5 if saved else 0)
     cls, options = scenarios.OPTIMIZERS[name]
-    optimizer = ShardedOptimizer(
-        scenarios.groups_of(net, groups), cls, gradients=mode, bucket_cap_mb=cap, **options
-    )
-    scenarios.run_steps(net, optimizer, scenarios.batches(), mode == "averaged")
-    return scenarios.weights(net)
+    options = {"gradients": mode, "bucket_cap_mb": 3e-4, **options}
+    optimizer = ShardedOptimizer(scenarios.groups_of(net, groups), cls, **options)
+    if saved:
+        net.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+    scenarios.run_steps(net, optimizer, scenarios.batches()[steps], mode == "averaged")
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    return scenarios.weights(net), (state, optimizer.state_dict())
 
 
 @pytest.mark.parametrize("mode", WHO)
 @pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_weights_equal_those_of_one_process(ranks_of, on, k, mode):
     for name in scenarios.OPTIMIZERS:
-        results = ranks_of(on, k).run(train, name, mode)
+        replicas = [weights for weights, _ in ranks_of(on, k).run(train, name, mode)]
         expected = scenarios.weights(scenarios.one_process(name)[0])
-        for replica in results:
+        for replica in replicas:
             scenarios.assert_equal(replica, expected)
-            assert all(map(torch.equal, replica, results[0]))
+            assert all(map(torch.equal, replica, replicas[0]))
 
 
 def fewer_elements_than_ranks() -> Tensor:
@@ -101,32 +106,15 @@ def test_errors_say_what_to_do(ranks_of, program, message):
 # --- states ---------------------------------------------------------------------------------------
 
 
-def save_halfway(name: str, mode):
-    net = scenarios.Awkward()
-    cls, options = scenarios.OPTIMIZERS[name]
-    optimizer = ShardedOptimizer(scenarios.groups_of(net, True), cls, gradients=mode, **options)
-    scenarios.run_steps(net, optimizer, scenarios.batches()[:3], mode == "averaged")
-    return {k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()
-
-
-def resume(name: str, mode, net_state, state) -> list[Tensor]:
-    net = scenarios.Awkward(seed=5)
-    net.load_state_dict(net_state)
-    cls, options = scenarios.OPTIMIZERS[name]
-    optimizer = ShardedOptimizer(scenarios.groups_of(net, True), cls, gradients=mode, **options)
-    optimizer.load_state_dict(state)
-    scenarios.run_steps(net, optimizer, scenarios.batches()[3:], mode == "averaged")
-    return scenarios.weights(net)
-
-
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (1, 4)])
 @pytest.mark.parametrize("name", scenarios.OPTIMIZERS)
 def test_a_run_goes_on_with_another_number_of_ranks(ranks_of, name, before, after):
-    saved = ranks_of("simulated", before).run(save_halfway, name, "averaged")[0]
-    for replica in ranks_of("simulated", after).run(resume, name, "sharded", *saved):
-        scenarios.assert_equal(
-            replica, scenarios.weights(scenarios.one_process(name, groups=True)[0])
-        )
+    first, rest = slice(3), slice(3, None)
+    _, saved = ranks_of("simulated", before).run(train, name, "averaged", first, True)[0]
+    expected = scenarios.weights(scenarios.one_process(name, groups=True)[0])
+    results = ranks_of("simulated", after).run(train, name, "sharded", rest, True, saved)
+    for replica, _ in results:
+        scenarios.assert_equal(replica, expected)
 
 
 # --- complex parameters ---------------------------------------------------------------------------
