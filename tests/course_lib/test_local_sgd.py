@@ -43,9 +43,9 @@ def train(method: type, inner: str = "sgd", finish: str = "", *args, **options):
 class Alone:
     """K replicas in this process, each with its own optimizer and its own rows."""
 
-    def __init__(self, k: int, inner: str = "sgd") -> None:
+    def __init__(self, k: int, inner: str = "sgd", make=mlp) -> None:
         self.k = k
-        self.nets = [mlp() for _ in range(k)]
+        self.nets = [make() for _ in range(k)]
         self.optimizers = [INNER[inner](net) for net in self.nets]
 
     def backward(self, x, y):
@@ -233,8 +233,7 @@ def train_normed(method: type, stop: int = 0, overflow: int = 0, **options):
 
     def make(seed: int):
         net = normed(seed)
-        inner = AdamW(net.parameters(), lr=0.01)
-        return net, method(inner, module=net, **options)
+        return net, method(INNER["adamw"](net), module=net, **options)
 
     net, stepper = make(0)
     for step, (x, y) in enumerate(own_shards(steps=STEPS), 1):
@@ -284,21 +283,17 @@ def test_a_run_that_stops_at_any_step_goes_on_with_the_same_bits(ranks_of, on, k
 @pytest.mark.parametrize("method", [LocalSGD, DiLoCo])
 def test_batch_norm_s_statistics_are_averaged_with_the_weights(ranks_of, method):
     options = {} if method is LocalSGD else {"outer_lr": 1.0, "outer_momentum": 0.0}
-    nets = [normed() for _ in range(3)]
-    optimizers = [AdamW(net.parameters(), lr=0.01) for net in nets]
+    alone = Alone(3, "adamw", normed)
     for t, (x, y) in enumerate(batches(steps=STEPS), 1):
-        for i, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
-            optimizer.zero_grad()
-            mse_loss(net(shard(x, 3, i)), shard(y, 3, i)).backward()
-            optimizer.step()
+        alone.step(x, y)
         if t % 4 == 0:
-            means = [sum(states) / 3 for states in zip(*map(state_of, nets), strict=True)]
-            for net in nets:
-                for tensor, mean in zip(state_of(net), means, strict=True):
+            for tensors in zip(*map(state_of, alone.nets), strict=True):
+                mean = sum(tensors) / 3
+                for tensor in tensors:
                     tensor.copy_(mean)
-    assert nets[0][1].num_batches_tracked == STEPS
+    assert alone.nets[0][1].num_batches_tracked == STEPS
     for replica in ranks_of("cpu", 3).run(train_normed, method, every=4, **options):
-        torch.testing.assert_close(replica, state_of(nets[0]), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(replica, state_of(alone.nets[0]), rtol=1e-6, atol=1e-9)
 
 
 def train_and_count(**options):
