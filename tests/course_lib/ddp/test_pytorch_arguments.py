@@ -43,12 +43,6 @@ def test_the_same_arguments_give_pytorch_s_numbers(ranks_of, on, k, options):
 # --- refused --------------------------------------------------------------------------------------
 
 
-def construct(options, twice: bool = False) -> None:
-    if twice:
-        options = {"process_group": dist.group.WORLD, "group": dist.group.WORLD}
-    DistributedDataParallel(mlp(), **options)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -61,7 +55,7 @@ def construct(options, twice: bool = False) -> None:
 )
 def test_what_is_refused_is_refused_by_name(ranks_of, options, message):
     with pytest.raises(RankError, match=message):
-        ranks_of("simulated", 1).run(construct, options)
+        ranks_of("simulated", 1).run(lambda: DistributedDataParallel(mlp(), **options))
 
 
 # --- the table ------------------------------------------------------------------------------------
