@@ -29,8 +29,8 @@ def on_a_rank(length: int, causal: bool, zigzag: bool, dtype: torch.dtype = torc
     return positions, [result.detach(), q.grad, k.grad, v.grad]
 
 
-def of_one_process(length: int, causal: bool):
-    *inputs, gradient = whole(length)
+def of_one_process(length: int, causal: bool, dtype: torch.dtype = torch.float64):
+    *inputs, gradient = (tensor.double() for tensor in whole(length, dtype))
     q, k, v = (tensor.requires_grad_() for tensor in inputs)
     result = scaled_dot_product_attention(q, k, v, is_causal=causal)
     result.backward(gradient)
@@ -63,11 +63,7 @@ def test_results_and_gradients_are_those_of_the_whole_sequence(
 def test_in_16_bits_it_is_as_exact_as_these(ranks_of):
     """The result and gradients are rounded once, to the 8 bits of a bfloat16."""
     results = ranks_of("simulated", 3).run(on_a_rank, 13, True, True, torch.bfloat16)
-    *inputs, gradient = (tensor.double() for tensor in whole(13, torch.bfloat16))
-    q, k, v = (tensor.requires_grad_() for tensor in inputs)
-    result = scaled_dot_product_attention(q, k, v, is_causal=True)
-    result.backward(gradient)
-    right = [result.detach(), q.grad, k.grad, v.grad]
+    right = of_one_process(13, True, torch.bfloat16)
     torch.testing.assert_close(put_together(results, 13), right, rtol=2**-8, atol=1e-6)
 
 
@@ -110,15 +106,11 @@ def computing(trace, rank: int) -> float:
     return sum(event.end - event.start for event in events)
 
 
-def wrong(tokens: int, other: int):
-    q, k = torch.ones(1, 1, tokens, 4), torch.ones(1, 1, other, 4)
-    return ring_attention(q, k, k, 8)
-
-
 @pytest.mark.parametrize(
     ("tokens", "other", "message"),
     [(4, 3, "must have one shape"), (5, 5, r"must have 4 of the 8 tokens, ")],
 )
 def test_slices_of_other_sizes_are_refused(ranks_of, tokens, other, message):
+    q, k = torch.ones(1, 1, tokens, 4), torch.ones(1, 1, other, 4)
     with pytest.raises(RankError, match=message):
-        ranks_of("simulated", 2).run(wrong, tokens, other)
+        ranks_of("simulated", 2).run(ring_attention, q, k, k, 8)
