@@ -62,13 +62,9 @@ def test_the_versions_of_pytorch_that_were_tried_stand_in_one_place() -> None:
             warn_if_untried(beyond)
 
 
-def pinned_torch() -> Requirement:
-    (pin,) = re.findall(r"^TORCH \?= (\S+)$", MAKEFILE, re.MULTILINE)
-    return Requirement(pin)
-
-
 def test_the_page_installs_what_the_makefile_installs() -> None:
-    assert f'"{pinned_torch()}"' in SETTING_UP
+    (torch,) = re.findall(r"^TORCH \?= (\S+)$", MAKEFILE, re.MULTILINE)
+    assert f'"{Requirement(torch)}"' in SETTING_UP
     (wheels,) = re.findall(r"^CPU_WHEELS \?= (\S+)$", MAKEFILE, re.MULTILINE)
     assert wheels in SETTING_UP
     assert 'pip install -e ".[test]"' in SETTING_UP

@@ -59,8 +59,8 @@ def make(checkout, **variables: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def interrupted_make(checkout, how: signal.Signals) -> None:
-    """Build .venv, and end make and all it started while pip is at work."""
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_venv_of_ours_is_built_anew(checkout, how: signal.Signals) -> None:
     process = subprocess.Popen(
         command(PIP="./hanging-pip"),
         cwd=checkout,
@@ -78,11 +78,6 @@ def interrupted_make(checkout, how: signal.Signals) -> None:
         process.wait()
     (checkout / "pip-has-started").unlink()
     assert not (checkout / ".venv/ready").exists()
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_venv_of_ours_is_built_anew(checkout, how: signal.Signals) -> None:
-    interrupted_make(checkout, how)
     (checkout / ".venv/half-installed").touch()
     assert "removing an incomplete" in make(checkout).stdout
     assert not (checkout / ".venv/half-installed").exists()

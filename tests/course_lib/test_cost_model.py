@@ -34,15 +34,11 @@ WITH_FORMULA = {
 }
 
 
-def run_one(name: str) -> None:
-    getattr(collectives, name)(torch.ones(LENGTH))
-
-
 @pytest.mark.parametrize("name", WITH_FORMULA)
 @pytest.mark.parametrize(("k", "network"), [(3, NETWORK), (4, WITH_OVERHEAD), (5, WITH_OVERHEAD)])
 def test_an_algorithm_takes_the_time_of_its_formula(k, name, network):
     ranks = Ranks(k, on="simulated", network=network)
-    ranks.run(run_one, name)
+    ranks.run(getattr(collectives, name), torch.ones(LENGTH))
     formula = WITH_FORMULA[name]
     expected = formula(NBYTES, k, network)
     if name in ("tree_broadcast", "tree_all_reduce") and k not in (1, 2, 4, 8):

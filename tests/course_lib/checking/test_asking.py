@@ -101,12 +101,9 @@ def test_the_desk_keeps_it(tmp_path, monkeypatch) -> None:
     assert (fourth["scored"], fourth["right"]) == ("idle?", True)
 
 
-def bounds(rank: int, K: int) -> tuple[int, int]:
-    return shard_bounds(10, K, rank)
-
-
 def test_dots_are_not_an_answer() -> None:
-    question = ask("Which rows?", lambda rank, K: ..., cases=CASES).score(bounds)
+    right = lambda rank, K: shard_bounds(10, K, rank)
+    question = ask("Which rows?", lambda rank, K: ..., cases=CASES).score(right)
     assert question.right is None and "Not filled in yet" in str(question)
 
 

@@ -51,10 +51,6 @@ def ring(step: int = 1, empty: int = -1) -> None:
     handle.wait()
 
 
-def barrier() -> None:
-    dist.barrier()
-
-
 def before_the_message() -> None:
     compute(1e-3)
     all_reduce()
@@ -109,8 +105,18 @@ def test_a_demand_is_met_and_missed(demand, right, offender, message):
         (twice, all_reduce, {"calls": 1}, "rank 0 sends 7.8 KiB, expected at most 3.9 KiB"),
         (twice, all_reduce, {"calls": 1, "slack": 4000}, ""),
         (twice, all_reduce, {"calls": 1, "slack": None, "time": 1.1}, "the ranks need "),
-        (barrier, all_reduce, {"kinds": ("barrier",), "calls": 1}, "receive 0 B, expected at lea"),
-        (barrier, all_reduce, {"kinds": ("barrier",), "calls": 1, "least": 1e-9}, "at least 1 B"),
+        (
+            dist.barrier,
+            all_reduce,
+            {"kinds": ("barrier",), "calls": 1},
+            "receive 0 B, expected at lea",
+        ),
+        (
+            dist.barrier,
+            all_reduce,
+            {"kinds": ("barrier",), "calls": 1, "least": 1e-9},
+            "at least 1 B",
+        ),
         (lambda: ring(2), ring, {}, "rank 0 may exchange messages only with ranks 1, 3 here"),
         (lambda: ring(2), ring, {"roles": True}, ""),
         (lambda: ring(-1, empty=0), lambda: ring(1, empty=0), {}, ""),
