@@ -1,25 +1,24 @@
 """Models, schedules and one process's training, for tests of pipelines."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from course_lib.pipeline_parallel import gpipe, interleaved, one_forward_one_backward, zero_bubble
 
-SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_2"]
+# Name → the schedule for so many ranks and micro-batches.
+SCHEDULES = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved": interleaved,
+    "zero_bubble": zero_bubble,
+    "zero_bubble_2": partial(zero_bubble, ahead=2),
+}
 MODELS = ["plain", "single", "frozen_first", "frozen_middle"]
 BATCH = 12
 WIDTH = 5
-
-
-def schedule(name: str, world_size: int, micro_batches: int):
-    if name == "gpipe":
-        return gpipe(world_size, micro_batches)
-    if name == "1f1b":
-        return one_forward_one_backward(world_size, micro_batches)
-    if name == "interleaved":
-        return interleaved(world_size, micro_batches, 2)
-    return zero_bubble(world_size, micro_batches, 2 if name.endswith("2") else 1)
 
 
 class Block(nn.Module):

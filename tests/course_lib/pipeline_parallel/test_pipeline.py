@@ -26,7 +26,7 @@ TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 
 
 def pipeline_of(name, k, m, kind="plain", **options):
-    plan = pipelines.schedule(name, k, m)
+    plan = pipelines.SCHEDULES[name](k, m)
     return Pipeline(split_layers(pipelines.model(kind), plan.stages), F.mse_loss, plan, **options)
 
 
@@ -74,7 +74,7 @@ def check_like_one_process(results, kind, plan):
 def test_weights_are_those_of_one_process(ranks_of, on, k, name):
     m = 4 if k == 4 else 6
     results = ranks_of(on, k).run(train, name, k, m, "plain", False)
-    check_like_one_process(results, "plain", pipelines.schedule(name, k, m))
+    check_like_one_process(results, "plain", pipelines.SCHEDULES[name](k, m))
 
 
 @pytest.mark.parametrize("k", [2, 3])
@@ -82,13 +82,13 @@ def test_weights_are_those_of_one_process(ranks_of, on, k, name):
 @pytest.mark.parametrize("name", pipelines.SCHEDULES)
 def test_with_float32_and_frozen_parameters(ranks_of, name, kind, k):
     results = ranks_of("simulated", k).run(train, name, k, 6, kind, False)
-    check_like_one_process(results, kind, pipelines.schedule(name, k, 6))
+    check_like_one_process(results, kind, pipelines.SCHEDULES[name](k, 6))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zero_bubble"])
 def test_gradients_add_up_over_batches(ranks_of, name):
     results = ranks_of("simulated", 3).run(train, name, 3, 3, "plain", True)
-    check_like_one_process(results, "plain", pipelines.schedule(name, 3, 3))
+    check_like_one_process(results, "plain", pipelines.SCHEDULES[name](3, 3))
 
 
 def only_what_is_needed(k):
@@ -178,7 +178,7 @@ def step_of(name, k):
     Stages are products of square matrices, so that F, I and W take equally long. The inputs require
     gradients, or the first stage would have less to do.
     """
-    plan = pipelines.schedule(name, k, M)
+    plan = pipelines.SCHEDULES[name](k, M)
     layers = [nn.Linear(D, D, bias=False) for _ in range(2 * k)]
     stages = split_layers(nn.Sequential(*layers), plan.stages)
     pipeline = Pipeline(stages, lambda y, _: y.sum(), plan)
@@ -200,7 +200,7 @@ def test_the_measured_bubble_is_that_of_the_formula(k, name):
     took = max(end for _, end in times) - min(begin for begin, _ in times)
     backward = 2 * FORWARD
     work = M * (FORWARD + backward)
-    plan = pipelines.schedule(name, k, M)
+    plan = pipelines.SCHEDULES[name](k, M)
     run = simulate(plan, FORWARD, backward)
     assert took == pytest.approx(run.makespan, rel=1e-9)
     if name in ("gpipe", "1f1b", "interleaved"):
