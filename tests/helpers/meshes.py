@@ -37,7 +37,6 @@ class Case(NamedTuple):
 
     kind: str = "dense"
     optimizer: str = "sgd"
-    micro_batches: int = 2
     # Backwards before a step, each of other rows, and after each the gradients are averaged.
     passes: int = 1
     clip: float = 1e9
@@ -72,7 +71,7 @@ def train_on_mesh(sizes: dict[str, int], case: Case) -> tuple[list[float], list[
     mesh, model = make_mesh(**sizes), whole_model(case)
     divide_tensors(model, mesh["tensor"])
     divide_experts(model, mesh["expert"])
-    plan = one_forward_one_backward(mesh.sizes["pipeline"], case.micro_batches)
+    plan = one_forward_one_backward(mesh.sizes["pipeline"], micro_batches=2)
     stages = split_layers(model, plan.stages)
     pipeline = Pipeline(stages, next_word_loss, plan, group=mesh["pipeline"])
     optimizer = OPTIMIZERS[case.optimizer](pipeline.parameters())
