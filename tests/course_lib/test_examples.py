@@ -19,8 +19,7 @@ from tests.helpers import ROOT
 
 def module_of(path) -> str:
     """Return the dotted name of a file: of a folder's face, that of the folder."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 FILES = [path for top in ("course_lib", "autograder") for path in (ROOT / top).rglob("*.py")]
@@ -33,12 +32,9 @@ def docstrings_by_name() -> dict[str, str]:
         if ">>>" not in (source := path.read_text()):
             continue  # most files, and every worker of pytest reads them all
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Module):
-                docstrings[module_of(path)] += ast.get_docstring(node) or ""
-            elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-                docstrings[f"{module_of(path)}.{node.name}"] += (
-                    f"{ast.get_docstring(node) or ''}\n\n"
-                )
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                name = f"{module_of(path)}.{getattr(node, 'name', '')}".rstrip(".")
+                docstrings[name] += f"{ast.get_docstring(node) or ''}\n\n"
     return docstrings
 
 
