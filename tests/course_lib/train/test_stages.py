@@ -19,35 +19,31 @@ from course_lib.train import loop, trainer
 from course_lib.train.__main__ import leave, main
 
 stage, rank = sys.argv.pop(1), sys.argv.pop(1)
-batches, mean_loss, update = loop._batches, trainer.mean_loss, torch.optim.AdamW.step
 
 def wait(*_):
     time.sleep(0.05)
 
-def slow_batches(*arguments):
-    yield from map(lambda batch: wait() or batch, batches(*arguments))
+def late(function):
+    return lambda *arguments, **options: wait() or function(*arguments, **options)
 
-def slow_forward(*arguments):
-    wait()
-    return mean_loss(*arguments)
+def slow_batches(*arguments, batches=loop._batches):
+    return map(late(lambda batch: batch), batches(*arguments))
 
-def slow_backward(*arguments):
+def slow_backward(*arguments, mean_loss=trainer.mean_loss):
     loss = mean_loss(*arguments)
     if loss.requires_grad:
         loss.register_hook(wait)
     return loss
 
-def slow_update(*arguments, **options):
-    wait()
-    return update(*arguments, **options)
-
 if os.environ["RANK"] == rank:
     if stage == "data":
         loop._batches = slow_batches
-    elif stage == "update":
-        torch.optim.AdamW.step = slow_update
+    elif stage == "forward":
+        trainer.mean_loss = late(trainer.mean_loss)
+    elif stage == "backward":
+        trainer.mean_loss = slow_backward
     else:
-        trainer.mean_loss = {"forward": slow_forward, "backward": slow_backward}[stage]
+        torch.optim.AdamW.step = late(torch.optim.AdamW.step)
 leave(main())
 """
 
