@@ -36,8 +36,7 @@ STEPS, LR = 5, 0.3
 def mixing_of(name: str, k: int):
     if name == "torus":
         return torus_mixing(k // 2, 2) if k % 2 == 0 else torus_mixing(1, k)
-    mixing = getattr(decentralized, name)(k)
-    return mixing
+    return getattr(decentralized, name)(k)
 
 
 NAMES = ["ring_mixing", "torus", "exponential_mixing", "complete_mixing", "random_pairs"]

@@ -17,8 +17,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(0.4)
 
     def forward(self, x, scale: float = 1.0):
-        out = x + scale * self.dropout(self.leave(torch.tanh(self.enter(x))))
-        return out
+        return x + scale * self.dropout(self.leave(torch.tanh(self.enter(x))))
 
 
 class Net(nn.Module):
@@ -32,8 +31,7 @@ class Net(nn.Module):
     def forward(self, x):
         for block in self.blocks:
             x = self.how(block, x, 0.5)
-        out = self.head(x)
-        return out
+        return self.head(x)
 
 
 def plainly(function, *inputs):

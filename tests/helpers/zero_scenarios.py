@@ -33,8 +33,7 @@ class Awkward(nn.Module):
     def forward(self, x):
         x = torch.tanh(self.enter(x))
         x = torch.tanh(self.body(x) + self.frozen(x))
-        out = (torch.tanh(self.again(x)) @ self.turned) * self.scale
-        return out
+        return (torch.tanh(self.again(x)) @ self.turned) * self.scale
 
 
 def groups_of(net: nn.Module, groups: bool):

@@ -26,7 +26,7 @@ def tracked(grade_id: str, **kind):
 
 def notebook(solution: str = STUB):
     """Return an assignment, or with ``STUB`` its released version."""
-    nb = v4.new_notebook(
+    return v4.new_notebook(
         metadata={"kernelspec": {"name": "python3", "display_name": "P", "language": "python"}},
         cells=[
             v4.new_markdown_cell("Welcome", id="intro", metadata=tracked("intro", locked=True)),
@@ -39,7 +39,6 @@ def notebook(solution: str = STUB):
             v4.new_markdown_cell("The end", id="end"),
         ],
     )
-    return nb
 
 
 def answered(code: str = RIGHT):

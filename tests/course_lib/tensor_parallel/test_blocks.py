@@ -26,8 +26,7 @@ class Attention(nn.Module):
     def forward(self, x):
         heads = [t.unflatten(-1, (HEADS, -1)).permute(1, 2, 0, 3) for t in self.qkv(x).chunk(3, -1)]
         attended = scaled_dot_product_attention(*heads)
-        out = self.out(attended.permute(2, 0, 1, 3).flatten(2))
-        return out
+        return self.out(attended.permute(2, 0, 1, 3).flatten(2))
 
 
 class Layer(nn.Module):
@@ -87,14 +86,10 @@ def train(layer: Layer):
     return layer(x_part).detach(), gradient
 
 
-def on_ranks(along_sequence: bool):
-    return train(Layer(True, along_sequence))
-
-
 @pytest.mark.parametrize("along_sequence", [False, True])
 @pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_a_layer_trains_as_in_one_process(ranks_of, on, k, along_sequence):
-    results = ranks_of(on, k).run(on_ranks, along_sequence)
+    results = ranks_of(on, k).run(lambda: train(Layer(True, along_sequence)))
     if along_sequence:  # each rank has its tokens
         results = [[torch.cat(parts) for parts in zip(*results, strict=True)]]
     for result in results:
