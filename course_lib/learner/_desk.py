@@ -8,10 +8,10 @@ on the desk it is …                     then …
 missing                                 it is handed out: delete a file to start over
 as it was handed out                    it becomes the new version
 changed, or run                         it stays, the new version is name.new.ipynb
-damaged, not a notebook any more        it stays, a good copy is name.new.ipynb
 ======================================  =============================================
 
-"Changed" means that the words differ from those of every version handed out; see `notebooks`.
+"Changed" means that the words differ from those of every version handed out; see `notebooks`. A
+damaged notebook is a changed one.
 A version is put next to the student's file only if its words are other ones, and only once: if the
 student deletes it, it does not come back.
 
@@ -78,42 +78,24 @@ def _hand_out(desk: Path, path: str, content: bytes, versions: Versions) -> list
     written = words(path, on_desk) if on_desk is not None else None
     if on_desk is None and not os.path.lexists(target):
         put(desk, target, content)
-    elif on_desk is None or written is None:
-        name = _lay_beside(desk, path, content, versions)
-        return [f"{path} cannot be read. It stays, and a good copy is beside it: {name}"]
-    elif _is_as_handed_out(path, on_desk, versions):
+    elif on_desk is not None and written in versions and not has_outputs(path, on_desk):
         if on_desk != content:
             put(desk, target, content)
     elif is_new and written != new:
-        name = _lay_beside(desk, path, content, versions)
+        name = _lay_beside(desk, path, content)
         traces = "outputs" if written in versions else "changes"
         return [f"{path} has your {traces}, so it stays. The new version is beside it: {name}"]
     return []
 
 
-def _lay_beside(desk: Path, path: str, content: bytes, versions: Versions) -> str:
-    """Write a file next to one that stays, without overwriting anything; return its name."""
-    for target in _beside(desk / path):
-        on_desk = _read(target)
-        if on_desk is None:
-            if os.path.lexists(target):  # a folder, or a file without permission to read
-                continue
-        elif not _is_as_handed_out(path, on_desk, versions):
-            continue
-        put(desk, target, content)
-        break
+def _lay_beside(desk: Path, path: str, content: bytes) -> str:
+    """Write a file next to one that stays, under the first free name; return this name."""
+    stays = desk / path
+    endings = itertools.chain(["new"], (f"new-{number}" for number in itertools.count(2)))
+    places = (stays.with_name(f"{stays.stem}.{ending}{stays.suffix}") for ending in endings)
+    target = next(place for place in places if not os.path.lexists(place))
+    put(desk, target, content)
     return target.name
-
-
-def _is_as_handed_out(path: str, on_desk: bytes, versions: Versions) -> bool:
-    return words(path, on_desk) in versions and not has_outputs(path, on_desk)
-
-
-def _beside(path: Path) -> Iterator[Path]:
-    """Yield paths next to a file: name.new.ipynb, name.new-2.ipynb, and so on without end."""
-    for number in itertools.count(1):
-        suffix = "new" if number == 1 else f"new-{number}"
-        yield path.with_name(f"{path.stem}.{suffix}{path.suffix}")
 
 
 def _read(path: Path) -> bytes | None:
