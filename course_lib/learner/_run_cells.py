@@ -13,14 +13,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from nbformat import NotebookNode
+
 from course_lib.learner import CannotGoOn, _in_shell
+from course_lib.learner.what_counts import grade_id, is_check, role
 from course_lib.limits import (
     CELL_SECONDS,
     CELLS_SECONDS,
@@ -36,22 +38,8 @@ LOOK_EVERY = 1.0
 START_SECONDS = 300.0
 
 
-@dataclass(frozen=True)
-class Step:
-    """A cell that is run.
-
-    Attributes:
-        number: its place among the code cells.
-        source: its text.
-        kind: the kind of cells with which it shares its time: a name of `course_lib.limits`.
-        check: the name of its check; empty if it is none. A check has its own limits.
-
-    """
-
-    number: int
-    source: str
-    kind: str = OTHERS
-    check: str = ""
+Step = tuple[int, NotebookNode]
+"""A cell that is run, and its place among the code cells."""
 
 
 def run_steps(steps: list[Step], folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -67,10 +55,10 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[dict[str, Any], list[str
     results = _Results()
     while True:
         with _started(folder) as shell:
-            stuck = next((step for step in steps if not results.add(step, shell)), None)
+            stuck = next((step for step in steps if not results.add(*step, shell)), None)
         if stuck is None:
             return results.checks, results.notes
-        steps = [s for s in steps if s is not stuck and s.check not in results.checks]
+        steps = [s for s in steps if s is not stuck and grade_id(s[1]) not in results.checks]
 
 
 class _Results:
@@ -86,25 +74,26 @@ class _Results:
         """Add a note, once: a second process repeats the cells of the first."""
         self.notes += [text] if text not in self.notes else []
 
-    def add(self, step: Step, shell: _Shell) -> bool:
-        """Run a step and keep what it gives; return False if its cell could not be interrupted."""
-        limit = inf if step.check else limit_of(step.kind, self._left[step.kind])
-        outcome = {"seconds": 0.0} if limit == 0 else shell.run(step, limit)
+    def add(self, number: int, cell: NotebookNode, shell: _Shell) -> bool:
+        """Run a cell and keep what it gives; return False if it could not be interrupted."""
+        kind = SOLUTIONS if role(cell).get("solution") else OTHERS
+        limit = inf if is_check(cell) else limit_of(kind, self._left[kind])  # a check has its own
+        outcome = {"seconds": 0.0} if limit == 0 else shell.run(number, cell.source, limit)
         error = self._explained(outcome)
-        if step.check:
+        if is_check(cell):
             reason = error or "the cell of this check does not call check any more"
-            self.checks[step.check] = {"fraction": 0.0, "reason": reason} | outcome
+            self.checks[grade_id(cell)] = {"fraction": 0.0, "reason": reason} | outcome
             print(flush=True)
             return True
-        self._left[step.kind] -= outcome["seconds"]
+        self._left[kind] -= outcome["seconds"]
         is_stuck = outcome.get("is_stuck", False)
-        failure = f"cell {step.number} failed: {error}" if error else ""
+        failure = f"cell {number} failed: {error}" if error else ""
         if is_stuck:
-            failure = f"cell {step.number} could not be interrupted, so it was left out"
+            failure = f"cell {number} could not be interrupted, so it was left out"
         if failure:
-            self._failures.append((step.source, failure))
+            self._failures.append((cell.source, failure))
         if outcome["seconds"] >= limit and not is_stuck:
-            self.note(_late(step, outcome["seconds"]))
+            self.note(_late(number, kind, outcome["seconds"]))
         elif failure:
             self.note(failure)
         return not is_stuck
@@ -118,13 +107,13 @@ class _Results:
         return str(outcome.get("error", ""))
 
 
-def _late(step: Step, seconds: float) -> str:
+def _late(number: int, kind: str, seconds: float) -> str:
     """Return the note on a cell that has used up its time, or the time of its kind of cells."""
     event = f"interrupted after {seconds:.0f} s" if seconds else "not run"
-    advice = "" if step.kind == SOLUTIONS else "; a cell with the tag explore is not run"
+    advice = "" if kind == SOLUTIONS else "; a cell with the tag explore is not run"
     return (
-        f"cell {step.number} was {event}: as in the grader, a cell has {CELL_SECONDS:g} s, and "
-        f"all {step.kind} together have {CELLS_SECONDS:g} s{advice}"
+        f"cell {number} was {event}: as in the grader, a cell has {CELL_SECONDS:g} s, and "
+        f"all {kind} together have {CELLS_SECONDS:g} s{advice}"
     )
 
 
@@ -134,7 +123,7 @@ class _Shell:
     def __init__(self, process: subprocess.Popen[bytes], pipe: Connection) -> None:
         self._process, self._pipe = process, pipe
 
-    def run(self, step: Step, limit: float) -> dict[str, Any]:
+    def run(self, number: int, source: str, limit: float) -> dict[str, Any]:
         """Run a cell; return its outcome, its ``seconds``, and whether it ``is_stuck``.
 
         Raises:
@@ -143,7 +132,7 @@ class _Shell:
         """
         start = clock_of(self._process.pid)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: see `wait`
-            self._pipe.send((step.number, step.source))
+            self._pipe.send((number, source))
         outcome = self.wait(limit)
         if outcome is None:
             self._process.send_signal(signal.SIGINT)

@@ -13,15 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nbformat import NotebookNode
-
 from course_lib.installed import find_course
 from course_lib.learner import CannotGoOn, _course
 from course_lib.learner._course import Task
-from course_lib.learner._run_cells import Step, run_steps
+from course_lib.learner._run_cells import run_steps
 from course_lib.learner.start import add_desk, desk_of, desk_option
-from course_lib.learner.what_counts import grade_id, is_check, is_run, rebuild, role
-from course_lib.limits import OTHERS, SOLUTIONS
+from course_lib.learner.what_counts import is_check, is_run, rebuild
 
 LOOK_EVERY = 0.5
 """Seconds between two looks whether a watched notebook was saved."""
@@ -93,20 +90,11 @@ def check_notebook(course: Path, name: str, notebook: Path) -> tuple[dict[str, A
     """
     released = _course.read(_course.notebook_of(course, name))
     rebuilt = rebuild(released, _course.read(notebook))
-    outcomes, notes = run_steps(plan(rebuilt), notebook.resolve().parent)
+    code = enumerate((cell for cell in rebuilt.cells if cell.cell_type == "code"), 1)
+    # `rebuild` empties stubs.
+    steps = [(n, c) for n, c in code if is_check(c) or (is_run(c) and c.source.strip())]
+    outcomes, notes = run_steps(steps, notebook.resolve().parent)
     return outcomes, [*rebuilt.metadata.get("rebuild", ()), *notes]
-
-
-def plan(rebuilt: NotebookNode) -> list[Step]:
-    """Return the steps: the cells that are run, and each check at its place."""
-    steps: list[Step] = []
-    for number, cell in enumerate((c for c in rebuilt.cells if c.cell_type == "code"), 1):
-        if is_check(cell):
-            steps.append(Step(number, cell.source, check=grade_id(cell)))
-        elif is_run(cell) and cell.source.strip():  # `rebuild` empties stubs
-            kind = SOLUTIONS if role(cell).get("solution") else OTHERS
-            steps.append(Step(number, cell.source, kind))
-    return steps
 
 
 def summary(name: str, tasks: list[Task], outcomes: dict[str, Any]) -> str:

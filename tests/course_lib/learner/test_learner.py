@@ -11,11 +11,12 @@ import sys
 import time
 
 import pytest
+from nbformat import v4
 
 from course_lib.learner import CannotGoOn, _course
 from course_lib.learner import check as check_command
 from course_lib.learner.__main__ import main
-from course_lib.learner._run_cells import Step, run_steps
+from course_lib.learner._run_cells import run_steps
 from tests.course_lib.learner.conftest import NAME, RIGHT, assignment
 from tests.helpers import ROOT
 from tests.helpers.course_folders import needs_sources
@@ -27,10 +28,12 @@ NEVER = "while True:\n    try:\n        time.sleep(60)\n    except KeyboardInter
 AS_CHECK_DOES = """
 import sys
 from pathlib import Path
+from nbformat import v4
 from course_lib.learner import __main__ as program, check
-from course_lib.learner._run_cells import Step, run_steps
+from course_lib.learner._run_cells import run_steps
+steps = [(1, v4.new_code_cell(sys.argv[1]))]
 check.add_options = lambda parser: None
-check.run = lambda arguments: run_steps([Step(1, sys.argv[1])], Path(sys.argv[2]))
+check.run = lambda arguments: run_steps(steps, Path(sys.argv[2]))
 sys.exit(program.main(["check"]))
 """
 SLEEPS = """
@@ -134,8 +137,10 @@ def test_check_says_what_is_missing(course, mine, capsys) -> None:
 
 def test_a_missing_name_is_explained_by_the_cell_that_failed_first(tmp_path, capfd) -> None:
     sources = ["def rank(:\n    pass", "helper = 1 / 0", "mean = helper", "'shown'"]
-    steps = [Step(number, source) for number, source in enumerate(sources, 2)]
-    steps += [Step(6, name, check=name) for name in ("rank", "mean")]
+    steps = list(enumerate(map(v4.new_code_cell, sources), 2))
+    for name in ("rank", "mean"):
+        marks = {"nbgrader": {"grade": True, "grade_id": name}}
+        steps.append((6, v4.new_code_cell(name, metadata=marks)))
     checks, notes = run_steps(steps, tmp_path)
     assert checks["rank"]["reason"].startswith(
         "there is no rank, because cell 2 failed: SyntaxError"
