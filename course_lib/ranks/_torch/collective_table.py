@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -251,11 +250,6 @@ class Collective:
     def in_place(self) -> bool:
         """Whether its only argument is a list of tensors, which it writes to."""
         return self.operations is _in_place
-
-    @cached_property
-    def options_type(self) -> type:
-        """The class of the method's options."""
-        return type(self.options())
 
 
 def _in_place(arguments: tuple[Any, ...], k: int) -> list[tuple[Tensors, Tensors]]:

@@ -162,11 +162,6 @@ def _method(collective: Collective) -> Callable[..., dist.Work]:
     def method(self: PythonGroup, *args: Any, opts: Any = None) -> dist.Work:
         arguments, extra_args = args[: collective.arguments], args[collective.arguments :]
         options = extra_args[0] if extra_args else opts or collective.options()
-        if len(extra_args) > 1 or not isinstance(options, collective.options_type):
-            raise TypeError(
-                f"{collective.method} of a process group takes its options as one object. "
-                f"Call the function of torch.distributed instead: dist.{collective.kind}"
-            )
         if arguments and isinstance(arguments[0], torch.Tensor) and collective.in_place:
             arguments = ([arguments[0]],)  # DDP does so with its map of used parameters
         return self._collective(collective, arguments, options)
