@@ -26,8 +26,6 @@ class Cell:
     """Plain Python (IPython has rewritten ``!`` and ``%``), with the notebook's line numbers."""
     name: str
     """The file name that its lines have in tracebacks."""
-    lines: int
-    """Number of lines of the cell in the notebook, including the line of the magic."""
     ranks: Collection[int]
     """The ranks that run it."""
     owner: str
@@ -47,11 +45,10 @@ def run_cell(cell: Cell) -> Bundle | None:
         return None
     variables = namespace(cell.owner)
     if "get_ipython" not in variables:
-        own_shell = RankShell(variables, _execute)
+        own_shell = RankShell(variables)
         variables.update(__name__="__main__", get_ipython=lambda: own_shell)
     variables.update(start_values := _given())
     shell: RankShell = variables["get_ipython"]()
-    shell.enter(cell.name, cell.lines)
     try:
         value = _execute(cell.source, cell.name, variables, shell)
     finally:

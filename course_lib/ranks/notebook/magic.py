@@ -74,10 +74,9 @@ class _Magics:
         source = self._plain_python(cell)
         # Raise a SyntaxError here, once, and not on each rank.
         compile_cell(ast.parse(source, name), name)
-        lines = 1 + len(cell.splitlines())
         before = ranks.processes()
         try:
-            shown = ranks.run(run_cell, Cell(source, name, lines, chosen, ranks.owner))
+            shown = ranks.run(run_cell, Cell(source, name, chosen, ranks.owner))
         except (RanksError, KeyboardInterrupt) as error:
             if before != ranks.processes() and before:
                 print(

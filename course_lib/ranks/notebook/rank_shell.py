@@ -9,39 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
-from course_lib.ranks.costs.computation import clock, is_simulated
-from course_lib.ranks.trace.timeline import unit_of
 from course_lib.ranks.variables import Namespace
-
-Execute = Callable[[str, str, Namespace, "RankShell"], Any]
 
 
 class RankShell:
-    """The part of IPython that ``%%ranks`` cells need.
+    """The part of IPython that ``%%ranks`` cells need; `variables` are the rank's."""
 
-    Args:
-        variables: the rank's variables.
-        execute: runs source text under a file name and returns its last value.
-
-    """
-
-    def __init__(self, variables: Namespace, execute: Execute) -> None:
+    def __init__(self, variables: Namespace) -> None:
         self._variables = variables
-        self._execute = execute
-        self._name = ""
-        self._lines = 0
         self._runner: asyncio.Runner | None = None
-        self._magics: dict[str, Callable[[str], Any]] = {
-            "time": self._timed,
-            "matplotlib": lambda _: None,  # figures of ranks appear in the notebook anyway
-        }
-
-    def enter(self, name: str, lines: int) -> None:
-        """Set the cell that runs now: the file name and the number of its lines."""
-        self._name, self._lines = name, lines
 
     def wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine to its end. All cells of the rank share one event loop."""
@@ -68,34 +47,16 @@ class RankShell:
         with self._started(command) as process:
             return process.communicate()[0].splitlines()
 
-    def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
-        """Run ``%name line``."""
-        if name not in self._magics:
-            magics = ", ".join(f"%{magic}" for magic in self._magics)
+    def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> None:
+        """Do nothing for ``%matplotlib``: figures of ranks appear in the notebook anyway."""
+        if name != "matplotlib":
             raise NameError(
-                f"%{name} does not work on ranks: put %{name} into a cell without %%ranks. "
-                f"On ranks, only these work: {magics}"
+                f"%{name} does not work on ranks: put %{name} into a cell without %%ranks"
             )
-        return self._magics[name](line)
 
-    def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
-        """Run a cell magic below ``%%ranks``, which is ``%%time``."""
-        if name != "time":
-            raise NameError(f"%%{name} does not work below %%ranks, only %%time does")
-        above = self._lines - len(cell.splitlines())
-        return self._timed("\n" * above + cell)
-
-    # The magics ---------------------------------------------------------------------------------
-
-    def _timed(self, source: str) -> Any:
-        start = clock()
-        try:
-            return self._execute(source, self._name, self._variables, self)
-        finally:
-            kind = "Virtual" if is_simulated() else "Wall"
-            seconds = clock() - start
-            unit, scale = unit_of(seconds)
-            print(f"{kind} time: {seconds * scale:.3g} {unit}")
+    def run_cell_magic(self, name: str, line: str, cell: str) -> None:
+        """Refuse a cell magic below ``%%ranks``."""
+        raise NameError(f"%%{name} does not work below %%ranks")
 
     def _started(self, command: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
