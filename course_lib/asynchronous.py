@@ -71,7 +71,7 @@ class Update(NamedTuple):
 
 
 class ParameterServer:
-    """A worker's side: `pull` weights, compute a gradient, `push` it.
+    """A worker's side, on any rank but 0: `pull` weights, compute a gradient, `push` it.
 
     Args:
         params: the parameters of this worker's model, with the shapes and dtypes of the server's.
@@ -79,17 +79,9 @@ class ParameterServer:
     As a context manager it tells the server when training ends early, also because of an error. The
     server then does not wait for this worker.
 
-    Raises ValueError on rank 0, the server.
-
     """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
-        rank, _ = place_in(None)
-        if rank == _SERVER:
-            raise ValueError(
-                f"rank {rank} is the server, so it cannot be a worker: call serve(optimizer, "
-                "updates) on it, and make a ParameterServer on the other ranks only"
-            )
         self.params = list(params)
         self.version = 0
         self._asked = self._over = self._has_weights = False
