@@ -28,7 +28,6 @@ from collections.abc import Hashable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from course_lib.compression.bits import for_numpy, pack_bits, packed_bytes, unpack_bits
@@ -135,42 +134,18 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     expected = k / x.numel() * sample.numel()
     # Four standard deviations of the count more, so that too few elements are a rare accident.
     above = min(sample.numel(), int(expected + 4 * expected**0.5) + 1)
-    places, values = _not_below(x, float(sample.topk(above).values[-1]))
+    threshold = sample.topk(above).values[-1].item()
+    not_below = [
+        at.start + np.flatnonzero(~(x[at].abs().numpy() < threshold))  # NaN is above any number
+        for at in in_cache(x)
+    ]
+    places = torch.from_numpy(np.concatenate(not_below))
     if len(places) < k:  # the sample misled
         return _by_sorting(x, k)
-    sizes = np.abs(values)
-    kth = np.partition(sizes, len(sizes) - k)[len(sizes) - k]
-    chosen = ~(sizes <= kth)  # NaN is larger than any number
-    ties = np.flatnonzero(sizes == kth)[: k - np.count_nonzero(chosen)]
-    chosen[ties] = True
-    first = np.flatnonzero(chosen)[:k]
-    return torch.from_numpy(places[first]), torch.from_numpy(values[first])
+    chosen, values = _by_sorting(x[places], k)
+    return places[chosen], values
 
 
 def _by_sorting(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     places = x.abs().topk(k, sorted=False).indices.sort().values
     return places, x[places]
-
-
-def _not_below(x: Tensor, threshold: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the positions and values of the elements with |x_i| not below `threshold`.
-
-    They are few, so eight neighbours are tested at once for whether they include one.
-    """
-    work = torch.empty_like(x[next(in_cache(x))])
-    # As integers, the bits of floats above zero have the same order, and NaN comes last.
-    threshold_bits = int(torch.tensor(threshold).view(torch.int32))
-    places: list[NDArray[np.int64]] = []
-    values: list[NDArray[np.float32]] = []
-    for at in in_cache(x):
-        piece = x[at]
-        above = torch.abs(piece, out=work[: len(piece)]).view(torch.int32).numpy() >= threshold_bits
-        full_length = len(above) // 8 * 8
-        eights = np.flatnonzero(above[:full_length].view(np.int64))
-        within = np.flatnonzero(above[:full_length].view("V8")[eights].view(np.bool_))
-        offsets = 8 * eights[within >> 3] + (within & 7)
-        if full_length < len(above):
-            offsets = np.append(offsets, full_length + np.flatnonzero(above[full_length:]))
-        places.append(offsets + at.start)
-        values.append(piece.numpy()[offsets])
-    return np.concatenate(places), np.concatenate(values)
