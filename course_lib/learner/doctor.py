@@ -9,7 +9,7 @@ import argparse
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -43,11 +43,6 @@ class Finding:
     advice: str = ""
     needed: bool = True
 
-    @property
-    def fine(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.advice
-
 
 Look = Callable[[], Finding]
 """A test of the machine."""
@@ -68,32 +63,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_all(looks: Iterable[Look]) -> list[str]:
-    """Print the result of each test, and return the names of those that found a real problem."""
+    """Print the result of each test, and return the names of those that found a real problem.
+
+    If a test itself raises an error, this is also a result.
+    """
     problems = []
-    for finding in findings(looks):
-        print(text_of(finding), flush=True)
-        problems += [finding.name] if finding.needed and not finding.fine else []
-    return problems
-
-
-def findings(looks: Iterable[Look]) -> Iterator[Finding]:
-    """Yield the result of each test. If a test itself raises an error, this is also a result."""
     for look in looks:
         name = look.__name__.replace("_", " ")
         try:
-            yield look()
+            finding = look()
         except ImportError as error:
-            yield Finding(name, str(error).splitlines()[0], COMPLETE)
+            finding = Finding(name, str(error).splitlines()[0], COMPLETE)
         except Exception as error:
             summary = f"the test itself failed: {type(error).__name__}: {error}"
-            yield Finding(name, summary, "please report this, with what course doctor prints")
+            finding = Finding(name, summary, "please report this, with what course doctor prints")
+        print(text_of(finding), flush=True)
+        problems += [finding.name] if finding.needed and finding.advice else []
+    return problems
 
 
 def text_of(finding: Finding) -> str:
     """Return a finding as lines for a terminal."""
-    mark = "✓" if finding.fine else "✗" if finding.needed else "!"
+    mark = "✓" if not finding.advice else "✗" if finding.needed else "!"
     line = f"{mark} {finding.name:15} {finding.summary}"
-    return line if finding.fine else f"{line}\n{'→':>19} {finding.advice}"
+    return line if not finding.advice else f"{line}\n{'→':>19} {finding.advice}"
 
 
 # Python and its packages ----------------------------------------------------------------------

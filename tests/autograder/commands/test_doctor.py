@@ -47,7 +47,7 @@ def test_a_machine_that_grades_wrongly_is_told(monkeypatch: pytest.MonkeyPatch) 
 def test_without_solutions_it_says_what_was_not_tried(tmp_path: Path) -> None:
     (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
     finding = doctor.graded(tmp_path)
-    assert finding.fine and "not tested" in finding.summary
+    assert not finding.advice and "not tested" in finding.summary
 
 
 def test_off_linux_there_is_no_grading(monkeypatch: pytest.MonkeyPatch) -> None:
