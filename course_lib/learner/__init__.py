@@ -33,8 +33,7 @@ class CannotGoOn(Exception):
     """A command cannot go on; the message says why, and what to do."""
 
 
-def did_you_mean(*typed: str, of: Collection[str]) -> str:
-    """Return a sentence, after a space, with the names that are like the words; or nothing."""
-    close = [difflib.get_close_matches(word, list(of), 1, 0.5) for word in typed]
-    similar = sorted({name for names in close for name in names})
-    return f" Did you mean {' or '.join(similar)}?" if similar else ""
+def did_you_mean(word: str, names: Collection[str]) -> str:
+    """Return a sentence, after a space, with the name that is most like the word; or nothing."""
+    similar = difflib.get_close_matches(word, list(names), 1, 0.5)
+    return f" Did you mean {similar[0]}?" if similar else ""

@@ -33,10 +33,10 @@ def names(course: Path) -> list[str]:
 
 
 def find(course: Path, query: str) -> str:
-    """Return the assignment that `said` means: `said` is its name, number, topic, or part of it.
+    """Return the assignment that `query` means: its name, number, topic, or part of it.
 
     Raises:
-        CannotGoOn: `said` fits no assignment, or more than one.
+        CannotGoOn: `query` fits no assignment, or more than one.
 
     """
     every_name = names(course)
@@ -53,7 +53,7 @@ def find(course: Path, query: str) -> str:
     if len(matches) == 1 and query:
         return matches[0]
     problem = "fits more than one assignment" if matches and query else "is no assignment"
-    similar = "" if matches else did_you_mean(query, of=every_name)
+    similar = "" if matches else did_you_mean(query, every_name)
     raise CannotGoOn(f"{query!r} {problem}.{similar} There are: {', '.join(matches or every_name)}")
 
 

@@ -47,7 +47,7 @@ def parse(
             module.add_options(command)
     for word in argv[:1]:
         if word not in lines and not word.startswith("-"):
-            similar = did_you_mean(word, of=lines)
+            similar = did_you_mean(word, lines)
             listed = ", ".join(lines)
             parser.error(f"there is no command {word}.{similar} The commands are: {listed}")
     arguments, unknown = parser.parse_known_args(argv)

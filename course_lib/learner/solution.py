@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = [task.name for task in _course.tasks(course, name)]
     if arguments.task and arguments.task not in names:
         listed = ", ".join(names)
-        similar = did_you_mean(arguments.task, of=names)
+        similar = did_you_mean(arguments.task, names)
         raise CannotGoOn(f"there is no task {arguments.task}.{similar} The tasks are {listed}")
     source = course / "instructor" / name / f"{name}.ipynb"
     if not source.is_file():
