@@ -9,10 +9,11 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from course_lib.ranks import RankError, RanksError
 from course_lib.ranks.processes.fork_client import shared_server
+from tests.course_lib.ranks.processes.test_world import world_sum
+from tests.course_lib.ranks.test_every_carrier import a_ddp_step_against_a_receive
 
 # Fresh ranks would otherwise import this file, and pytest with it, after every failure.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -21,13 +22,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 @pytest.fixture(autouse=True)
 def next_call_works(ranks):
     yield
-    assert ranks.run(sum_of_ranks) == [3.0, 3.0, 3.0]
-
-
-def sum_of_ranks() -> float:
-    total = torch.tensor([float(dist.get_rank())])
-    dist.all_reduce(total)
-    return total.item()
+    assert ranks.run(world_sum) == [3.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -48,20 +43,13 @@ def test_a_process_that_ends_in_a_call(ranks, end, name: str) -> None:
     assert name == "SIGKILL" or caught.value.states[2].where.startswith("test_failures.py, line ")
 
 
-def backward_against_a_receive() -> None:
-    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
-    if dist.get_rank() == 0:
-        dist.recv(torch.ones(1), src=1)
-    model(torch.ones(2, 4)).sum().backward()
-
-
 def crash() -> None:
     ctypes.string_at(0)
 
 
 def test_a_crash_is_told_by_its_own_line_and_not_that_of_an_earlier_hang(ranks) -> None:
     with pytest.raises(RanksError, match="wait for one another"):
-        ranks.run(backward_against_a_receive)
+        ranks.run(a_ddp_step_against_a_receive)
     with pytest.raises(RankError) as caught:
         ranks.run(crash)
     line = crash.__code__.co_firstlineno + 1
