@@ -6,38 +6,27 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks.explain.errors import RankError
 from course_lib.ranks.ranks import Ranks
 
 
-def _refused() -> list[str]:
-    k = dist.get_world_size()
-    texts = []
-    for call in (
-        lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), op=dist.ReduceOp.AVG),
-        lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND),
-        lambda: dist.send(torch.ones(1), k),
-        lambda: dist.all_to_all_single(torch.ones(k + 1), torch.ones(k + 1)),
-        lambda: dist.all_to_all_single(torch.ones(k), torch.ones(k), [1] * k, [2] * k),
-        lambda: dist.all_reduce(torch.ones(3).to_sparse()),
-        lambda: dist.all_gather([torch.ones(2)] * k, torch.ones(2, device="meta")),
-        lambda: time.sleep(-1),
-    ):
-        try:
-            call()
-            texts.append("nothing")
-        except (ValueError, RuntimeError, NotImplementedError) as error:
-            texts.append(str(error))
-    return texts
-
-
-def test_what_is_refused_says_why() -> None:
-    avg, band, peer, divide, splits, sparse, meta, sleep = Ranks(2, on="simulated").run(_refused)[0]
-    assert "AVG" in avg and "floating" in avg
-    assert "BAND" in band and "integers" in band
-    assert "2" in peer
-    assert "divi" in divide
-    assert "split" in splits.lower()
-    assert "to_dense()" in sparse and "have no values" in meta and "non-negative" in sleep
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: dist.all_reduce(torch.ones(2).int(), op=dist.ReduceOp.AVG), "AVG.*floating"),
+        (lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND), "BAND.*integers"),
+        (lambda: dist.send(torch.ones(1), 2), "rank 2"),
+        (lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)), "divi"),
+        (lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2), [1] * 2, [2] * 2), "split"),
+        (lambda: dist.all_reduce(torch.ones(3).to_sparse()), r"to_dense\(\)"),
+        (lambda: dist.all_gather([torch.ones(2)] * 2, torch.ones(2, device="meta")), "no values"),
+        (lambda: time.sleep(-1), "non-negative"),
+    ],
+)
+def test_what_is_refused_says_why(ranks_of, call, reason):
+    with pytest.raises(RankError, match=f"raised.*{reason}"):
+        ranks_of("simulated", 2).run(call)
 
 
 def _meta() -> torch.Size:
