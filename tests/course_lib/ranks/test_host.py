@@ -112,22 +112,16 @@ def test_all_ranks_of_a_notebook_share_the_host_and_it_forgets_those_that_are_go
 
 THREADS = """
 import threading
+from unittest.mock import Mock
 from course_lib.ranks import Ranks, host
 
-made = []
-
-class Counted(host.Host):
-    def __init__(self):
-        made.append(self)
-        super().__init__()
-
-host.Host = Counted
+host.Host = Mock(wraps=host.Host)
 started = [threading.Thread(target=Ranks(2, on="simulated").start) for _ in range(4)]
 for thread in started:
     thread.start()
 for thread in started:
     thread.join()
-print(len(made))
+print(host.Host.call_count)
 """
 MANY_FILES = """
 import os, resource
