@@ -78,55 +78,40 @@ def floats(count: int = 1) -> torch.Tensor:
     return torch.zeros(count)
 
 
+def message(count: int, sender: int, receiver: int) -> list[Any]:
+    """Start this rank's part of a message; return its handle, if it has a part."""
+    if dist.get_rank() == sender:
+        return [dist.isend(floats(count), receiver)]
+    return [dist.irecv(floats(count), sender)] if dist.get_rank() == receiver else []
+
+
 def message_and_broadcast() -> list[Any]:
     """The broadcast goes to rank 2 first, and then to rank 1."""
-    works: list[Any] = []
-    if dist.get_rank() == 0:
-        works.append(dist.isend(floats(4), 1))
-    elif dist.get_rank() == 1:
-        works.append(dist.irecv(floats(4), 0))
-    return [*works, dist.broadcast(floats(2), 0, async_op=True)]
+    return [*message(4, 0, 1), dist.broadcast(floats(2), 0, async_op=True)]
 
 
 def broadcast_and_messages() -> list[Any]:
     """Rank 2 comes a second late. Until then, the broadcast holds no port."""
     if dist.get_rank() == 2:
         compute(1.0)
-    works: list[Any] = [dist.broadcast(floats(2), 0, async_op=True)]
-    if dist.get_rank() == 0:
-        works.append(dist.isend(floats(4), 1))
-    elif dist.get_rank() == 1:
-        works.append(dist.irecv(floats(4), 0))
-    return works
+    return [dist.broadcast(floats(2), 0, async_op=True), *message(4, 0, 1)]
 
 
 def late_root_sends_more() -> list[Any]:
     """What the broadcast can send at once goes before what its root starts after it."""
     if dist.get_rank() == 0:
         compute(1.0)
-    works: list[Any] = [dist.broadcast(floats(2), 0, async_op=True)]
-    if dist.get_rank() == 0:
-        works.append(dist.isend(floats(), 2))
-    elif dist.get_rank() == 2:
-        works.append(dist.irecv(floats(), 0))
-    return works
+    return [dist.broadcast(floats(2), 0, async_op=True), *message(1, 0, 2)]
 
 
 def gather_at_a_busy_rank() -> list[Any]:
     """While rank 0's part of the gather waits for rank 1's port, its later message leaves."""
-    rank, works = dist.get_rank(), list[Any]()
-    if rank == 2:
-        works.append(dist.isend(floats(6), 1))
-    elif rank == 1:
-        works.append(dist.irecv(floats(6), 2))
+    rank, works = dist.get_rank(), message(6, 2, 1)
     parts = [floats(), floats(), floats()] if rank == 1 else None
     works.append(dist.gather(floats(), parts, 1, async_op=True))
     if rank == 0:
         compute(3.0)
-        works.append(dist.isend(floats(), 2))
-    elif rank == 2:
-        works.append(dist.irecv(floats(), 0))
-    return works
+    return works + message(1, 0, 2)
 
 
 def two_of_one_group(pause: float) -> list[Any]:
