@@ -80,21 +80,17 @@ def backward_without_rank_0() -> None:
         model(torch.ones(2, 3)).sum().backward()
 
 
-def test_a_hang_in_backward_is_explained_without_proc(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(member, "_PROC", tmp_path / "proc")
-    with (
-        Ranks(3, on="cpu", timeout=60) as ranks,
-        pytest.raises(DeadlockError, match="all_reduce"),
-    ):
+
+
+def test_a_hang_in_backward_is_explained_without_proc(without_proc) -> None:
+    with Ranks(3, on="cpu", timeout=60) as ranks, pytest.raises(DeadlockError, match="all_reduce"):
         ranks.run(backward_without_rank_0)
 
 
-def test_the_end_of_a_process_is_seen_without_proc(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(member, "_PROC", tmp_path / "proc")
+def test_the_end_of_a_process_is_seen_without_proc(without_proc) -> None:
     child = subprocess.Popen(["sleep", "60"])
     assert member.cpu_state(child.pid, whole_process=True) is not None
     child.kill()
@@ -109,9 +105,7 @@ def abort(fds: list[int], config: object) -> None:
     os.abort()
 
 
-def test_ranks_are_spawned_where_a_fork_cannot_compute(
-    own_server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_are_spawned_where_a_fork_cannot_compute(own_server, monkeypatch, capfd):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(fork_client, "TRIES_FORK", True)
     monkeypatch.setattr(fork_client, "TRIAL", f"{__name__}:abort")
@@ -126,9 +120,7 @@ def test_ranks_are_spawned_where_a_fork_cannot_compute(
     assert capfd.readouterr().err.count("A forked process cannot compute") == 1
 
 
-def test_forks_that_can_compute_are_kept(
-    own_server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_forks_that_can_compute_are_kept(own_server, monkeypatch, capfd):
     monkeypatch.setattr(fork_client, "TRIES_FORK", True)
     with Ranks(2, on="cpu", timeout=120) as ranks:
         assert ranks.run(lambda: sys.orig_argv[2]) == ["-m"] * 2
