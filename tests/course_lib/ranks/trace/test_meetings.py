@@ -20,23 +20,16 @@ def ring_with_a_late_rank(late: int) -> None:
 
 def messages_in_another_order() -> None:
     """Rank 0 sends 1 to 4 numbers, with two tags in two groups; rank 1 receives the last first."""
-    pair = dist.new_group([0, 1])
-    if dist.get_rank() > 1:
-        return
-    envelopes = [(1, None), (2, None), (1, pair), (2, pair)]
-    sizes = range(1, 5)
-    if dist.get_rank() == 0:
+    pair, rank = dist.new_group([0, 1]), dist.get_rank()
+    envelopes = [*enumerate([(1, None), (2, None), (1, pair), (2, pair)], 1)]
+    start, peers = (dist.irecv, {"group_src": 0}) if rank else (dist.isend, {"group_dst": 1})
+    if rank < 2:
         handles = [
-            dist.isend(torch.ones(size), group=group, group_dst=1, tag=tag)
-            for size, (tag, group) in zip(sizes, envelopes, strict=True)
+            start(torch.ones(size), group=group, tag=tag, **peers)
+            for size, (tag, group) in (reversed(envelopes) if rank else envelopes)
         ]
-    else:
-        handles = [
-            dist.irecv(torch.ones(size), group=group, group_src=0, tag=tag)
-            for size, (tag, group) in reversed([*zip(sizes, envelopes, strict=True)])
-        ]
-    for handle in handles:
-        handle.wait()
+        for handle in handles:
+            handle.wait()
 
 
 @pytest.mark.parametrize("k", [2, 3])
