@@ -116,25 +116,23 @@ def receives_from_anyone_of_a_group() -> int | None:
     return None
 
 
-def reduce_scatter_in_every_way() -> list[list[float]]:
+def reduce_scatter_in_other_ways() -> list[list[float]]:
     import torch.distributed._functional_collectives as functional
     import torch.distributed.nn.functional as with_gradients
 
     rank, k = here()
     x = torch.arange(2.0 * k) + rank
-    a, b, later = torch.empty(2), torch.empty(2), torch.empty(2)
-    dist.reduce_scatter_tensor(a, x)
-    dist.reduce_scatter(b, list(x.chunk(k)))
+    later = torch.empty(2)
     work = dist.reduce_scatter_tensor(later, x, async_op=True)
     work.get_future().wait()
     work.wait()
     assert work.is_completed()
-    c = functional.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD) + 0
+    functionally = functional.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD) + 0
     y = x.clone().requires_grad_()
-    d = with_gradients.reduce_scatter(torch.empty(2), list(y.chunk(k)))
-    d.sum().backward()
+    differentiable = with_gradients.reduce_scatter(torch.empty(2), list(y.chunk(k)))
+    differentiable.sum().backward()
     assert torch.equal(y.grad, torch.ones_like(y))
-    return [piece.tolist() for piece in (a, b, later, c, d)]
+    return [piece.tolist() for piece in (later, functionally, differentiable)]
 
 
 def groups_are_destroyed_and_made_again() -> float:
@@ -166,7 +164,7 @@ PROGRAMS = [
         FROM_ONE,
     ),
     (receives_from_anyone_of_a_group, lambda rank, k: k - 1 if rank == k - 2 else None, FROM_ONE),
-    (reduce_scatter_in_every_way, lambda rank, k: [sum_of_chunks(rank, k)] * 5, ()),
+    (reduce_scatter_in_other_ways, lambda rank, k: [sum_of_chunks(rank, k)] * 3, ()),
     (groups_are_destroyed_and_made_again, lambda rank, k: float(k * k), ("sockets",)),
 ]
 
@@ -250,8 +248,8 @@ def test_pytorch_s_own_trains_as_on_plain_gloo(carrier: str, k: int) -> None:
         for program in TRAIN:
             # In PyTorch 2.8, gloo's reduce-scatter sums where FSDP wants a mean.
             expected = plain.run(TRAIN[0] if program is fsdp else program)
-            for ours, on_gloo in zip(ranks_on(carrier, k).run(program), expected, strict=True):
-                torch.testing.assert_close(ours, on_gloo, rtol=1e-4, atol=1e-5)
+            ours = ranks_on(carrier, k).run(program)
+            torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 # What is raised --------------------------------------------------------------------------------
