@@ -33,8 +33,7 @@ def test_a_model_wrapped_in_an_earlier_call() -> None:
     ranks = Ranks(3, on="simulated")
     ranks.run(wrap)
     for _ in range(2):
-        for grad in ranks.run(step):
-            torch.testing.assert_close(grad, torch.full((1, 3), 2.0))
+        torch.testing.assert_close(ranks.run(step), [torch.full((1, 3), 2.0)] * 3)
 
 
 def test_rpc_which_has_one_agent_per_process_is_refused_at_once() -> None:
