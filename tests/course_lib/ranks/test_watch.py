@@ -54,6 +54,12 @@ def told_by(text: str) -> str:
     return f"{kind}{after}"
 
 
+def watched(folder, script: str, *arguments: str, ranks: int = 3):
+    """Start a job that the watch looks after."""
+    (folder / "train.py").write_text(script)
+    return start(folder, "-m", "course_lib.ranks.watch", "train.py", *arguments, ranks=ranks)
+
+
 # All bugs run on ranks of ours, which are explained by the same code; here are some of them.
 HERE = [index for index, bug in enumerate(BUGS) if bug.what not in NOT_UNDER_TORCHRUN][::5]
 
@@ -68,10 +74,8 @@ HERE = [index for index, bug in enumerate(BUGS) if bug.what not in NOT_UNDER_TOR
 )
 def test_the_cause_is_named(index: int, tmp_path) -> None:
     bug = BUGS[index]
-    (tmp_path / "train.py").write_text(BUG)
-    arguments = ("-m", "course_lib.ranks.watch", "train.py", str(index))
-    job = start(tmp_path, *arguments, ranks=4 if index else 2)  # two suffice for the first
-    printed = output_of(job)
+    # Two ranks suffice for the first.
+    printed = output_of(watched(tmp_path, BUG, str(index), ranks=4 if index else 2))
     report = told_by(printed)
     assert report.startswith(f"{bug.error.__name__}:"), printed
     for word in bug.words:
@@ -107,8 +111,7 @@ os.write(1, told.encode())
 
 @pytest.mark.large
 def test_a_right_script_is_left_alone(tmp_path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    job = start(tmp_path, "-m", "course_lib.ranks.watch", "train.py", "--lr", "0.1", ranks=3)
+    job = watched(tmp_path, TRAIN, "--lr", "0.1")
     printed = output_of(job)
     assert printed.count("done ['--lr', '0.1'] __main__ False") == 3, printed
     assert TOLD not in printed
@@ -152,8 +155,7 @@ def line_of(script: str, text: str) -> str:
 
 @pytest.mark.large
 def test_a_killed_rank_is_named_with_its_last_line(tmp_path) -> None:
-    (tmp_path / "train.py").write_text(KILLED)
-    printed = output_of(start(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3))
+    printed = output_of(watched(tmp_path, KILLED))
     report = told_by(printed)
     assert "Rank 1's process ended" in report, printed
     assert f"process ended        {line_of(KILLED, 'time.sleep')}" in report, report
@@ -219,9 +221,7 @@ dist.barrier()
 
 @pytest.mark.large
 def test_a_rank_that_waits_outside_of_communication_is_named(tmp_path) -> None:
-    (tmp_path / "train.py").write_text(LOCKED)
-    job = start(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
-    report = told_by(output_of(job))
+    report = told_by(output_of(watched(tmp_path, LOCKED)))
     assert "Rank 0 is in no communication" in report and report.startswith("Note")
     assert line_of(LOCKED, "rank 1 holds it") in report, report
     assert report.count("waits in barrier #2") == 2, report
@@ -239,8 +239,7 @@ while True:
 
 @pytest.mark.large
 def test_a_job_that_is_cancelled_is_no_failure(tmp_path) -> None:
-    (tmp_path / "train.py").write_text(WORKS)
-    job = start(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
+    job = watched(tmp_path, WORKS)
     printed = output_of(job, until=lambda text: text.count("works") > 6)
     assert printed.count("works") > 6, printed
     assert TOLD not in printed
