@@ -84,9 +84,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("fn", "text", "launch", "line"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG]
-)
+@pytest.mark.parametrize(("fn", "text", "launch", "line"), WRONG)
 def test_found_by_rank_and_line(fn, text, launch, line):
     first = fn.__code__.co_firstlineno
     text += f" (test_handles.py, line {first + launch})"
@@ -176,7 +174,7 @@ RIGHT = [waited_for, asked_until_done, future_with_a_callback, the_other_half, s
          inside_a_mode_of_the_user, trained_by_ddp, functional]  # fmt: skip
 
 
-@pytest.mark.parametrize("fn", RIGHT, ids=[fn.__name__ for fn in RIGHT])
+@pytest.mark.parametrize("fn", RIGHT)
 def test_what_is_right_is_left_alone(fn) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
