@@ -87,9 +87,7 @@ def test_a_wait_with_a_limit_of_its_own_ends_by_it(on, waits, late: bool) -> Non
         assert messages[1] == ""
         # When one rank has given up, gloo tells the other that its connection is gone.
         assert "nothing" not in messages, messages
-        assert any("within its own time limit of 0.3 s" in message for message in messages), (
-            messages
-        )
+        assert "within its own time limit of 0.3 s" in str(messages)
         ranks.run(dist.barrier)  # the next call works
 
 
@@ -130,8 +128,7 @@ def test_gather_single_fills_the_rows_of_one_tensor(kind, length: int) -> None:
     def program(length: int) -> list[float]:
         rank = dist.get_rank()
         rows = torch.zeros(3, length) if rank == 1 else None
-        gather = dist.gather_single
-        gather(torch.arange(float(length)) + 10 * rank, rows, dst=1)
+        dist.gather_single(torch.arange(float(length)) + 10 * rank, rows, dst=1)
         return [] if rows is None else rows.flatten().tolist()
 
     with Ranks(3, **kind) as ranks:

@@ -34,9 +34,8 @@ def test_many_ranks_are_told_of_in_short() -> None:
     assert names([*range(3), *range(4, 64)]) == "Ranks 0-2, 4-63"
     assert in_short(range(0, 1024, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, … (512 ranks)"
     of_three, of_sixty_four = ring_of(3).detail, ring_of(64).detail
-    assert (
-        len(of_three.splitlines()) == 4 and "Rank 1 did send, but to rank 0, not rank 2" in of_three
-    )
+    assert len(of_three.splitlines()) == 4
+    assert "Rank 1 did send, but to rank 0, not rank 2" in of_three
     assert len(of_sixty_four.splitlines()) == 10 and "… and 56 more like these." in of_sixty_four
     assert len(of_sixty_four.splitlines()[0]) < 120
     left = [Unmatched(r, True, 0) for r in range(1, 64)]
