@@ -96,7 +96,6 @@ def test_layout_and_history_of_a_tensor_do_not_matter() -> None:
         "no element": torch.ones(()).as_strided((0, 2), (0, 0)),
     }
     back = decode(encode(weird))
-    assert isinstance(back, dict)
     for name, tensor in weird.items():
         got = back[name]
         assert type(got) is torch.Tensor and not got.requires_grad, name
@@ -121,9 +120,8 @@ def test_a_tensor_subclass_is_sent_as_its_data() -> None:
 
 def test_a_decoded_tensor_owns_its_memory() -> None:
     data = bytearray(encode([torch.zeros(3), torch.zeros(3)]))
-    match decode(data):
-        case [torch.Tensor() as first, torch.Tensor() as second]:
-            first.add_(1)
+    first, second = decode(data)
+    first.add_(1)
     data[-12:] = b"\xff" * 12
     assert torch.equal(first, torch.ones(3)) and torch.equal(second, torch.zeros(3))
 
@@ -132,10 +130,6 @@ def test_subclasses_of_containers_become_plain_containers() -> None:
     point = namedtuple("point", "x y")
     value = [point(1, 2), OrderedDict(a=1), torch.Size([2, 3])]
     assert same(decode(encode(value)), [(1, 2), {"a": 1}, (2, 3)])
-
-
-class Foo:
-    pass
 
 
 class Sly(float):
@@ -148,7 +142,10 @@ class Sly(float):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ((0, {"loss": Foo()}), r"result\[1\]\['loss'\] is of type .*Foo; return tensors, num"),
+        (
+            (0, {"loss": object()}),
+            r"result\[1\]\['loss'\] is of type .*object; return tensors",
+        ),
         ([Sly(1.0)], r"result\[0\] is of type .*Sly;"),
         (np.float64(2.0), r"result is of type numpy.float64;.*\.item\(\)"),
         ([np.ones(2)], r"result\[0\] is of type numpy.ndarray;.*as_tensor"),
