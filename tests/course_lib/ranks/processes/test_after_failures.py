@@ -148,9 +148,7 @@ def test_what_a_rank_has_started_ends_with_it(end: str) -> None:
 @pytest.mark.parametrize(
     ("holder", "method"), [(object_pipe, "receive_exactly"), (ObjectPipe, "send")]
 )
-def test_an_interrupt_in_the_middle_of_a_message_waits_for_its_end(
-    ranks: Ranks, holder, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_inside_a_message_waits_for_its_end(ranks, holder, method, monkeypatch):
     """Half of it would be taken for the next one, or a rank would wait for its call."""
     ranks.run(dist.get_rank)
     before = ranks.processes()
