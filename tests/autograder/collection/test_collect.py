@@ -72,6 +72,13 @@ def folder_of(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
+def hand_in(exchange: Path, student: str, day: int, text: str) -> Path:
+    """Write what nbgrader's `submit` writes on this day of November."""
+    files = {FILE: notebook(text), "submission_secret.txt": f"{student}, {day}".encode()}
+    folder = exchange / "inbound" / f"{student}+{ASSIGNMENT}+2026-11-{day} 09:00:00 UTC+{day}"
+    return folder_of(folder, files)
+
+
 def collect_files(course: Path, files: dict[str, bytes], **options: Any) -> Collected:
     source = zipped(course.parent / "export.zip", files)
     return collect(course, ASSIGNMENT, str(source), **options)
@@ -210,10 +217,8 @@ def test_twice_is_once_and_a_newer_one_replaces(course: Path, tmp_path: Path) ->
     (row,) = collect(course, ASSIGNMENT, second).rows
     assert row.action == "taken, newer"
     assert submitted(course) == {"AdaLovelace-12345": "second"}
-    earlier = list((course / "grading/earlier").rglob(FILE))
-    assert [nbformat.read(path, as_version=4).cells[0].source for path in earlier] == [
-        "first, repaired"
-    ]
+    (earlier,) = (course / "grading/earlier").rglob(FILE)
+    assert earlier.read_bytes() == notebook("first, repaired")
     (row,) = collect(course, ASSIGNMENT, first).rows
     assert row.action == "kept aside, older"
     assert submitted(course) == {"AdaLovelace-12345": "second"}
@@ -457,15 +462,11 @@ kim,4,Kim,,L1
 def test_one_submission_of_a_group_counts_for_all(course: Path, tmp_path: Path) -> None:
     """The latest of all members', for whom each has a place of their own; the table says whose."""
     (tmp_path / "r.csv").write_text(CLASS)
-    due, inbound = read_time("2026-11-20 10:00 UTC"), tmp_path / "x" / "inbound"
+    options = {"roster": tmp_path / "r.csv", "due": read_time("2026-11-20 10:00 UTC")}
 
-    def hand_in(student: str, day: int, text: str) -> dict[str, tuple[str, int]]:
-        files = {FILE: notebook(text), "submission_secret.txt": student.encode()}
-        folder_of(inbound / f"{student}+{ASSIGNMENT}+2026-11-{day} 09:00:00 UTC+{day}", files)
-        collected = collect(
-            *(course, ASSIGNMENT, str(inbound.parent)),
-            **{"format": "exchange", "roster": tmp_path / "r.csv", "due": due},
-        )
+    def handed_in(student: str, day: int, text: str) -> dict[str, tuple[str, int]]:
+        hand_in(tmp_path / "x", student, day, text)
+        collected = collect(course, ASSIGNMENT, str(tmp_path / "x"), format="exchange", **options)
         assert not collected.refused
         taken = [row for row in collected.rows if not row.action.startswith("kept aside")]
         assert [row.student for row in taken] == sorted(submitted(course)), "one line for each"
@@ -473,24 +474,17 @@ def test_one_submission_of_a_group_counts_for_all(course: Path, tmp_path: Path) 
         return {row.student: (who, row.late) for who, row in zip(by, taken, strict=True)}
 
     alone = {"kim": ("", 0)}
-    assert hand_in("kim", 19, "K") == alone
-    assert hand_in("ada", 19, "A") == {
-        "ada": ("", 0),
-        **dict.fromkeys(("bob", "eve"), ("ada", 0)),
-        **alone,
-    }
+    assert handed_in("kim", 19, "K") == alone
+    of_ada = {"ada": ("", 0), "bob": ("ada", 0), "eve": ("ada", 0)}
+    assert handed_in("ada", 19, "A") == of_ada | alone
     assert submitted(course) == {**dict.fromkeys(("ada", "bob", "eve"), "A"), "kim": "K"}
     secrets = [path.parts[-3] for path in course.rglob("submission_secret.txt")]
     assert sorted(secrets) == ["ada", "kim"], "nbgrader would give two students one page"
-    late = {"ada": ("eve", 1), "bob": ("eve", 1), "eve": ("", 1), **alone}
-    assert hand_in("eve", 21, "E") == late
+    late = {"ada": ("eve", 1), "bob": ("eve", 1), "eve": ("", 1)}
+    assert handed_in("eve", 21, "E") == late | alone
     assert submitted(course) == {**dict.fromkeys(("ada", "bob", "eve"), "E"), "kim": "K"}
-    assert hand_in("bob", 22, "A") == {
-        "ada": ("bob", 0),
-        "bob": ("", 0),
-        "eve": ("bob", 0),
-        **alone,
-    }
+    of_bob = {"ada": ("bob", 0), "bob": ("", 0), "eve": ("bob", 0)}
+    assert handed_in("bob", 22, "A") == of_bob | alone
 
 
 def test_a_name_of_two_is_a_group_or_is_refused(course: Path, tmp_path: Path) -> None:
@@ -540,36 +534,29 @@ def test_a_class_list_is_read_in_any_encoding(tmp_path: Path, encoding: str) -> 
 
 
 def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path) -> None:
-    due = datetime(2026, 11, 20, tzinfo=UTC)
-    inbound = tmp_path / "x" / "inbound"
-
-    def hand_in(day: int, text: str) -> None:
-        files = {FILE: notebook(text), "submission_secret.txt": f"of {day}".encode()}
-        folder_of(inbound / f"ada+{ASSIGNMENT}+2026-11-{day} 10:00:00 UTC+{day}", files)
+    exchange, due = tmp_path / "x", datetime(2026, 11, 20, tzinfo=UTC)
 
     def now() -> tuple[str, int]:
-        rows = collect(course, ASSIGNMENT, str(tmp_path / "x"), format="exchange", due=due).rows
+        rows = collect(course, ASSIGNMENT, str(exchange), format="exchange", due=due).rows
         return submitted(course)["ada"], rows[-1].late
 
-    hand_in(19, "first")
-    hand_in(21, "first")
+    hand_in(exchange, "ada", 19, "first")
+    hand_in(exchange, "ada", 21, "first")
     assert now() == ("first", 0)
-    hand_in(22, "second")
+    hand_in(exchange, "ada", 22, "second")
     assert now() == ("second", 3)
-    hand_in(23, "first")
+    hand_in(exchange, "ada", 23, "first")
     assert now() == ("first", 0)
     assert now() == ("first", 0)
 
 
-def test_a_submission_in_the_exchange_that_somebody_else_wrote_is_refused(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inbound, owners = tmp_path / "x" / "inbound", {}
-    for day, owner in enumerate(("Ada+1", "eve", "account 1001"), 19):
-        folder = inbound / f"ada+1+{ASSIGNMENT}+2026-11-{day} 10:00:00 UTC+{day}"
-        owners[folder_of(folder, {FILE: notebook(owner)})] = owner
-    owners[inbound / "lost+found"] = "root"
-    (inbound / "lost+found").mkdir()
+def test_an_exchange_submission_that_somebody_else_wrote_is_refused(course, tmp_path, monkeypatch):
+    owners = {
+        hand_in(tmp_path / "x", "ada+1", day, owner): owner
+        for day, owner in enumerate(("Ada+1", "eve", "account 1001"), 19)
+    }
+    (lost := tmp_path / "x/inbound/lost+found").mkdir()
+    owners[lost] = "root"
     with monkeypatch.context() as patch:
         patch.setattr(collecting, "owner_of", owners.__getitem__)
         collected = collect(course, ASSIGNMENT, str(tmp_path / "x"), format="exchange")
