@@ -10,6 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.autograder.collection.test_collect import solved
 from tests.helpers.course_folders import RELEASED, ROOT
 
 NAME = "02_data_parallel_sgd"
@@ -20,10 +21,7 @@ def test_own_cells_are_written_and_released_ones_are_not(tmp_path: Path, autogra
     shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
     shutil.copytree(RELEASED / NAME, tmp_path / "assignments" / NAME)
     released = nbformat.read(RELEASED / NAME / f"{NAME}.ipynb", as_version=4)
-    notebook = nbformat.from_dict(released)
-    for cell in notebook.cells:
-        if cell.metadata.get("nbgrader", {}).get("grade_id") == "write_shard_bounds":
-            cell.source = "def shard_bounds(length, world_size, rank):\n    return 42, 43"
+    notebook = solved()
     notebook.cells.append(nbformat.v4.new_code_cell("%time helper = 1\n!ls"))
     for student, text in {
         "ada": nbformat.writes(notebook),
