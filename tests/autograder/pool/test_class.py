@@ -21,6 +21,7 @@ from autograder.course import Folders, Settings, load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.self_test import SelfTest
 from autograder.pool import worker
+from course_lib.learner.what_counts import grade_id
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import TASKS, Course, booked, unexpected
 
@@ -203,11 +204,7 @@ def test_points_by_hand_need_not_be_given_again(course: Course, command: Command
     assert waiting() == set()
     path = course.root / "grading/submitted/sum" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    (answer,) = (
-        cell
-        for cell in notebook.cells
-        if cell.metadata.get("nbgrader", {}).get("grade_id") == "explain_weights"
-    )
+    (answer,) = (cell for cell in notebook.cells if grade_id(cell) == "explain_weights")
     answer.source = "Another answer."
     nbformat.write(notebook, path)
     status, output = command("grade", ASSIGNMENT, *student)
