@@ -21,12 +21,11 @@ from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.examine import rebuilt
+from course_lib.learner.what_counts import is_run, role
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import TASKS, notebook_of
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore")  # nbgrader's and what it stands on
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # nbgrader's, and what it stands on
 
 FILE = f"{ASSIGNMENT}.ipynb"
 ALL = sum(TASKS.values())
@@ -106,41 +105,35 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
 }
 
 
-class Course:
-    """A course of these submissions."""
-
-    def __init__(self, root: Path) -> None:
-        self.data = root / "grading"
-        self.api = NbGraderAPI(config=load_config(root, data=self.data))
-        notebook = notebook_of(root)
-        cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-        self.solutions = [c.source for c in cells if c.metadata.get("nbgrader", {}).get("solution")]
-        for name, (change, _, _) in BESIDE.items():
-            folder = self.data / "submitted" / name / ASSIGNMENT
-            folder.mkdir(parents=True)
-            nbformat.write(notebook, folder / FILE)
-            change(folder)
-
-
 @pytest.fixture(scope="module")
-def course(released_course: Path, copy_of: Callable[[Path], Path]) -> Course:
-    return Course(copy_of(released_course))
+def course(released_course: Path, copy_of: Callable[[Path], Path]) -> NbGraderAPI:
+    """A course of these submissions."""
+    root = copy_of(released_course)
+    notebook = notebook_of(root)
+    for name, (change, _, _) in BESIDE.items():
+        folder = root / "grading/submitted" / name / ASSIGNMENT
+        folder.mkdir(parents=True)
+        nbformat.write(notebook, folder / FILE)
+        change(folder)
+    return NbGraderAPI(config=load_config(root))
 
 
 @needs_sources
 @pytest.mark.parametrize("name", BESIDE)
-def test_it_is_noted_and_what_counts_is_as_written(course: Course, name: str) -> None:
+def test_it_is_noted_and_what_counts_is_as_written(course: NbGraderAPI, name: str) -> None:
     _, points, note = BESIDE[name]
-    folders = Folders.of(course.api.coursedir)
+    folders = Folders.of(course.coursedir)
     path = folders.submitted / name / ASSIGNMENT / FILE
     vet(ASSIGNMENT, name, [str(path)])
     nb = rebuilt(folders, path)
     remarks = [*notes[name, ASSIGNMENT], *nb.metadata.get("rebuild", ())]
     assert note in str(remarks) and bool(note) == bool(remarks), remarks
     code = [cell.source for cell in nb.cells]
-    assert all((source in code) == (points == ALL) for source in course.solutions)
+    right = notebook_of(folders.data.parent).cells
+    solutions = [cell.source for cell in right if is_run(cell) and role(cell).get("solution")]
+    assert solutions and all((source in code) == (points == ALL) for source in solutions)
     assert all(stat.S_ISREG(info.st_mode) for _, info in files_below(path.parent))
-    aside = course.data / "set_aside" / name / ASSIGNMENT
+    aside = folders.data / "set_aside" / name / ASSIGNMENT
     if name == "time":
         assert (aside / "timestamp.txt").read_bytes() == b"\xff\0 soon"
     if name == "spy":
@@ -151,27 +144,28 @@ def test_it_is_noted_and_what_counts_is_as_written(course: Course, name: str) ->
 
 @needs_sources
 @pytest.mark.parametrize("name", ["null", "link"])
-def test_it_is_not_fatal_in_nbgrader(course: Course, name: str) -> None:
+def test_it_is_not_fatal_in_nbgrader(course: NbGraderAPI, name: str) -> None:
     _, points, note = BESIDE[name]
-    outcome = course.api.autograde(ASSIGNMENT, name)
+    outcome = course.autograde(ASSIGNMENT, name)
     assert outcome["success"], (name, str(outcome.get("log"))[-3000:])
-    verdict = Verdict.read(verdict_path(course.data, ASSIGNMENT, name, ASSIGNMENT))
-    assert verdict.score == points == course.api.get_submission(ASSIGNMENT, name)["code_score"]
+    data = Folders.of(course.coursedir).data
+    verdict = Verdict.read(verdict_path(data, ASSIGNMENT, name, ASSIGNMENT))
+    assert verdict.score == points == course.get_submission(ASSIGNMENT, name)["code_score"]
     assert note in str(verdict.notes)
 
 
 @needs_sources
-def test_an_assignment_without_a_release_is_an_error_and_not_a_zero(course: Course) -> None:
-    released = course.data / "release" / ASSIGNMENT / FILE
+def test_an_assignment_without_a_release_is_an_error_and_not_a_zero(course: NbGraderAPI) -> None:
+    released = Folders.of(course.coursedir).release / ASSIGNMENT / FILE
     content = released.read_bytes()
     released.unlink()
     try:
-        outcome = course.api.autograde(ASSIGNMENT, "null")
+        outcome = course.autograde(ASSIGNMENT, "null")
     finally:
         released.write_bytes(content)
     assert not outcome["success"]
     assert f"nbgrader generate_assignment {ASSIGNMENT}" in outcome["log"]
-    assert course.api.get_submission(ASSIGNMENT, "null")["code_score"] in (0, ALL)
+    assert course.get_submission(ASSIGNMENT, "null")["code_score"] in (0, ALL)
 
 
 def _vet_until(step: int, path: Path) -> bool:
