@@ -28,6 +28,7 @@ from autograder.passes.examine import Exam, examine_cells, with_hidden
 from autograder.passes.tell import tell
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, Check, Wrong
+from tests.course_lib.ranks.test_large_arguments import forget_peak, memory
 
 MEMORY = 700 * 2**20
 """Bytes that the examiner may take for a row, beyond what it has."""
@@ -329,16 +330,9 @@ ALWAYS = {
 """Rows of each kind, which run by default; the whole table takes minutes."""
 
 
-def memory(name: str) -> int:
-    """Return a line of what the kernel knows of this process, in bytes."""
-    line = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return 1024 * int(line[1])
-
-
 @contextmanager
 def examiner_stays_small() -> Iterator[None]:
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM, the peak, begins anew
-    before, processor = memory("VmRSS"), time.process_time()
+    before, processor = forget_peak(), time.process_time()
     yield
     assert memory("VmHWM") - before < MEMORY
     assert time.process_time() - processor < PROCESSOR
