@@ -14,7 +14,7 @@ from nbformat import NotebookNode, v4
 from autograder.collection.repair import vet
 from autograder.course import Folders, Settings
 from autograder.passes.examine import Exam, blank_verdict, examine_notebook, rebuilt
-from course_lib.learner import _course
+from course_lib.learner import _course, what_counts
 from course_lib.learner.check import check_notebook
 from tests.helpers.course_folders import RELEASED, needs_sources
 from tests.helpers.whole_class import ASSIGNMENT, FILE, TASKS, notebook_of
@@ -59,8 +59,7 @@ def by_grader(course: Path, notebook: NotebookNode) -> dict[str, float]:
 
 
 def at(nb: NotebookNode, grade_id: str) -> int:
-    names = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in nb.cells]
-    return names.index(grade_id)
+    return [what_counts.grade_id(cell) for cell in nb.cells].index(grade_id)
 
 
 def stub(task: str) -> str:
@@ -82,11 +81,7 @@ def magics_and_all_in_one(nb: NotebookNode) -> None:
 
 
 def in_front(source: str) -> Change:
-    def change(nb: NotebookNode) -> None:
-        place = at(nb, f"write_{AVERAGE}")
-        nb.cells.insert(place, v4.new_code_cell(source))
-
-    return change
+    return lambda nb: nb.cells.insert(at(nb, f"write_{AVERAGE}"), v4.new_code_cell(source))
 
 
 def in_the_cell(source: str) -> Change:
