@@ -44,35 +44,28 @@ from tests.helpers.whole_class import TASKS
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Beacons:
-    """A server that only writes down what is fetched from it."""
+class Beacon(http.server.BaseHTTPRequestHandler):
+    """Only writes down what is fetched from its server."""
 
-    def __init__(self) -> None:
-        fetched = self.fetched = list[str]()
+    def do_GET(self) -> None:
+        self.server.fetched.append(self.path)
+        self.send_response(204)
+        self.end_headers()
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                fetched.append(self.path)
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+    def log_message(self, *_: Any) -> None: ...
 
 
 @pytest.fixture(scope="module")
-def beacons() -> Iterator[Beacons]:
-    beacons = Beacons()
-    yield beacons
-    beacons.server.shutdown()
-    beacons.server.server_close()
+def beacons() -> Iterator[Any]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Beacon) as server:
+        server.fetched, server.address = [], f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 @pytest.fixture(scope="module")
-def course(graded_course: Path, copy_of: Callable[[Path], Path], beacons: Beacons) -> Path:
+def course(graded_course: Path, copy_of: Callable[[Path], Path], beacons: Any) -> Path:
     """The graded class, in which one more attacks whoever reads the submission."""
     root = copy_of(graded_course)
     data = root / "grading"
@@ -125,7 +118,7 @@ def test_the_page_says_what_happened(pages: dict[str, Path]) -> None:
 
 
 @needs_sources
-def test_no_page_holds_a_script_or_an_address(pages: dict[str, Path], beacons: Beacons) -> None:
+def test_no_page_holds_a_script_or_an_address(pages: dict[str, Path], beacons: Any) -> None:
     for path in pages.values():
         html = path.read_text()
         assert "<script" not in html.lower()
@@ -184,7 +177,7 @@ def test_no_page_runs_over_the_edge_of_a_phone(pages: dict[str, Path]) -> None:
 
 @needs_sources
 @needs_browser
-def test_nothing_runs_in_formgrader(course: Path, formgrader: str, beacons: Beacons) -> None:
+def test_nothing_runs_in_formgrader(course: Path, formgrader: str, beacons: Any) -> None:
     url = load_config(course).CourseDirectory.db_url
     with Gradebook(url, "sgd-to-ddp") as gradebook:
         number = gradebook.find_submission_notebook(ASSIGNMENT, ASSIGNMENT, "eve").id
