@@ -349,10 +349,8 @@ LIES: dict[str, tuple[Check, str, str]] = {
         )
     },
     "noise at the start": (EFFECTS, NOISY.format("b'garbage of many bytes'"), NOT_READ),
-    **{
-        f"a silent watch: {answer}": (EFFECTS, SILENT.replace("{}", answer), "")
-        for answer in ("[]", "{}")
-    },
+    "a silent watch: {}": (EFFECTS, SILENT, ""),
+    "a silent watch: []": (EFFECTS, SILENT.replace("{}", "[]"), ""),
     **{
         f"hides: {reason}": (WITH_PARAMETER, HIDES.format(line), reason)
         for line, reason in (
