@@ -43,15 +43,12 @@ def course(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def exported(course: Path, names: list[str]) -> str:
-    with zipfile.ZipFile(course / "submissions.zip", "w") as archive:
+def packed(course: Path, names: list[str], system: str) -> dict[str, str]:
+    submissions = course / "submissions.zip"
+    with zipfile.ZipFile(submissions, "w") as archive:
         for name in names:
             archive.writestr(name, "{}")
-    return str(course / "submissions.zip")
-
-
-def packed(course: Path, names: list[str], system: str) -> dict[str, str]:
-    pack(course, ASSIGNMENT, exported(course, names))
+    pack(course, ASSIGNMENT, str(submissions))
     with zipfile.ZipFile(course / "grading/feedback" / f"{ASSIGNMENT}_for_{system}.zip") as archive:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
@@ -90,10 +87,7 @@ def test_a_member_of_a_pair_who_submitted_nothing_is_named(course: Path, capsys:
     assert "does not have them: bob\n" in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("ignore:Passing unrecognized arguments")  # slips of nbgrader's own
-@pytest.mark.filterwarnings(
-    "ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+@pytest.mark.filterwarnings("ignore")  # slips of nbgrader's own
 def test_the_exchange_gets_the_pages_of_those_who_used_it(course, monkeypatch, capsys):
     """nbgrader's own command ends in a traceback for the whole class at the first other page."""
     monkeypatch.setattr(Exchange, "ensure_root", lambda self: None)
