@@ -19,10 +19,6 @@ from tests.helpers.course_folders import ROOT, needs_sources
 from tests.helpers.whole_class import FILE, notebook_of
 
 
-def stamps(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.html")}
-
-
 @needs_sources
 @pytest.mark.large
 def test_each_page_is_handed_out_once_and_hidden_cases_count_from_the_deadline(
@@ -53,7 +49,8 @@ def test_each_page_is_handed_out_once_and_hidden_cases_count_from_the_deadline(
             text=True,
         )
         assert process.returncode == 0, process.stdout
-        return stamps(exchange / "sgd-to-ddp/feedback")
+        pages = (exchange / "sgd-to-ddp/feedback").glob("*.html")
+        return {page.name: page.stat().st_mtime_ns for page in pages}
 
     def hidden(student: str) -> int:
         path = verdict_path(course / "grading", ASSIGNMENT, student, ASSIGNMENT)
