@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -40,22 +41,14 @@ def report(examination: Submission, source: str, *world_sizes: int) -> CheckRepo
 def test_what_cannot_be_handed_over_is_told_with_the_reason_and_not_asked_for_in_every_case(
     examination: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[Any] = []
-    start = Submission._start_notebook
-    monkeypatch.setattr(
-        Submission,
-        "_start_notebook",
-        lambda *arguments: (started.append(arguments), start(*arguments))[1],
-    )
+    start = create_autospec(Submission._start_notebook, side_effect=Submission._start_notebook)
+    monkeypatch.setattr(Submission, "_start_notebook", start)
     ends = "class Ends:\n    def __reduce__(self):\n        import os; os._exit(5)\nends = Ends()\n"
     body = "def total(mine):\n    return ends\n"
     reason = report(examination, ends + body, 1, 2, 3, 4).reason
-    assert (
-        "total could not be read from the notebook: reading the function ended the Python process"
-        in reason
-    )
+    assert "total could not be read from the notebook" in reason
     assert "exit with status 5. All global names that the function uses" in reason
-    assert len(started) == 1
+    assert start.call_count == 1
     # After a later cell, which may mend it, it is asked for again.
     assert report(examination, RIGHT, 2).passed
 
