@@ -59,7 +59,6 @@ def test_the_slowest_draw_counts_and_each_must_reach_the_target() -> None:
     (fast,), (slow,) = verdict(name="draw 1"), verdict(name="draw 2", seconds=0.03)
     (missed,) = verdict(name="draw 3", parts={"values": False}, reason="the loss is 2")
     assert entry_of("x", [fast, slow], ["draw 1", "draw 2"]).cost["seconds"] == 0.03
-    assert entry_of("x", [fast, slow, missed], ["draw 1", "draw 2", "draw 3"]).note == (
-        "the loss is 2"
-    )
+    draws = ["draw 1", "draw 2", "draw 3"]
+    assert entry_of("x", [fast, slow, missed], draws).note == "the loss is 2"
     assert entry_of("x", [fast], ["draw 1", "draw 2"]).note == "not graded yet"

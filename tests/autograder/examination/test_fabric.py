@@ -109,9 +109,8 @@ def test_no_memory_of_the_grader_reaches_a_rank() -> None:
     fabric = ExaminersFabric(3, NETWORK, lambda *_: None)
     for number, n in enumerate((3, 100, 10_000)):
         fabric.handle(2, *post(number, "recv", outputs=[n]))
-    assert not any(
-        output.any() for operation in fabric.fabric.unserved() for output in operation.outputs
-    )
+    operations = fabric.fabric.unserved()
+    assert not any(output.any() for operation in operations for output in operation.outputs)
 
 
 plain = st.recursive(
