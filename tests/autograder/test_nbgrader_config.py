@@ -18,15 +18,6 @@ BARE_PATH = os.pathsep.join(["/usr/bin", "/bin"])  # as where no environment is 
 pytestmark = needs_sources
 
 
-@pytest.fixture
-def course(tmp_path: Path) -> Path:
-    """Return a course folder in which nothing was graded yet."""
-    root = tmp_path / "a course"
-    copy_assignment(ASSIGNMENT, root)
-    shutil.copy(ROOT / "nbgrader_config.py", root)
-    return root
-
-
 def nbgrader(course: Path, *arguments: str) -> None:
     """Run nbgrader's own program, by its path."""
     program = Path(sysconfig.get_path("scripts")) / "nbgrader"
@@ -41,11 +32,14 @@ def nbgrader(course: Path, *arguments: str) -> None:
 
 
 @pytest.mark.large
-def test_the_first_command_makes_the_gradebook_and_the_export_lies_beside_it(course: Path) -> None:
-    before = sorted(path for path in course.rglob("*"))
+def test_the_first_command_makes_the_gradebook_and_the_export_lies_beside_it(tmp_path) -> None:
+    course = tmp_path / "a course"
+    copy_assignment(ASSIGNMENT, course)
+    shutil.copy(ROOT / "nbgrader_config.py", course)
+    before = {*course.rglob("*")}
     nbgrader(course, "generate_assignment", ASSIGNMENT)
     nbgrader(course, "export")
-    created = {path for path in course.rglob("*") if path not in before}
+    created = {*course.rglob("*")} - before
     grading = course / "grading"
     assert {grading / "gradebook.db", grading / "grades.csv"} <= created
     assert [path for path in created if not path.is_relative_to(grading)] == []
