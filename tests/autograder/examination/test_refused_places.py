@@ -33,9 +33,7 @@ from tests.helpers.course_folders import SOURCES, needs_sources
         (str(ROOT), "are one folder"),  # the sandbox would show instructor/
     ],
 )
-def test_a_python_in_the_folder_of_everybody_or_of_the_course_is_refused(
-    prefix: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_in_the_folder_of_all_or_of_the_course_is_refused(prefix, reason, monkeypatch):
     monkeypatch.setattr(sys, "prefix", prefix)
     with pytest.raises(SandboxUnavailable, match=reason):
         python_mounts()
