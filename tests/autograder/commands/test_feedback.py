@@ -18,6 +18,8 @@ from typing import Any
 import nbformat
 import pytest
 import soupsieve
+import torch
+import torch.distributed as dist
 from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
 
@@ -35,7 +37,7 @@ from autograder.examination.verdict import (
 from autograder.passes.safe_markdown import safe_html
 from autograder.passes.tell import caption_of, timeline_of
 from autograder.tables import plain_text
-from course_lib.ranks import Network, Ranks, Trace
+from course_lib.ranks import Network, Ranks
 from tests.helpers.browser import Browser, jupyterlab, needs_browser
 from tests.helpers.course_folders import ROOT, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
@@ -219,26 +221,18 @@ def test_a_picture_is_shown_if_it_is_attached_and_else_described() -> None:
     assert "<svg" not in safe_html(text, {"a.png": {"image/svg+xml": "<svg onload=alert(1)>"}})
 
 
-def named_by_a_student(count: int) -> Trace:
-    """Return a trace of `count` messages in a group whose name attacks the drawing program."""
+def test_a_timeline_is_drawn_of_what_the_verdict_has() -> None:
+    """The messages belong to a group whose name attacks the drawing program."""
 
     def program() -> None:
-        import torch
-        import torch.distributed as dist
-
         group = dist.new_group([0, 1], group_desc="$\\frac <script>")
-        for _ in range(count):
-            (dist.send if dist.get_rank() == 0 else dist.recv)(
-                torch.ones(1000), 1 - dist.get_rank(), group=group
-            )
+        exchange = dist.recv if dist.get_rank() else dist.send
+        for _ in range(MAX_EVENTS):
+            exchange(torch.ones(1000), 1 - dist.get_rank(), group=group)
 
     with Ranks(2, on="simulated", network=Network(latency=1e-3, bandwidth=1e9)) as ranks:
         ranks.run(program)
-        return ranks.trace
-
-
-def test_a_timeline_is_drawn_of_what_the_verdict_has() -> None:
-    trace = named_by_a_student(MAX_EVENTS)
+        trace = ranks.trace
     assert any("script" in event.group_name for event in trace.events)
     stored = json.dumps(trace_summary(trace, "2 ranks"), indent=1)
     assert "frac" not in stored and "script" not in stored
