@@ -142,10 +142,7 @@ class Sly(float):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (
-            (0, {"loss": object()}),
-            r"result\[1\]\['loss'\] is of type .*object; return tensors",
-        ),
+        ((0, {"loss": object()}), r"result\[1\]\['loss'\] is of type .*object; return tensors"),
         ([Sly(1.0)], r"result\[0\] is of type .*Sly;"),
         (np.float64(2.0), r"result is of type numpy.float64;.*\.item\(\)"),
         ([np.ones(2)], r"result\[0\] is of type numpy.ndarray;.*as_tensor"),
