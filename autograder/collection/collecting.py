@@ -213,17 +213,12 @@ def _by_student(
     hand_ins_by_student: dict[str, list[HandIn]] = {}
     identities: dict[str, str] = {}
     is_number = gathered.format in ("moodle", "canvas")
-    hand_ins = [member for h in gathered.hand_ins for member in _members(h, students)]
-    matches = [(h, students.find(h.system_id, h.name, is_number)) for h in hand_ins]
+    matches = [(h, students.find(h.system_id, h.name, is_number)) for h in gathered.hand_ins]
     # First those who fit the class list best: a second one is somebody else.
     for hand_in, listed in sorted(matches, key=lambda match: _misfit(*match)):
         name = hand_in.name or hand_in.system_id
-        is_group = gathered.format == "folder" and "+" in name
-        if listed is None and (students or is_group):
-            reason = "is not in the class list (see --roster)"
-            if is_group:
-                reason = "looks like a group, but not all of its members are in the class list"
-            refused.append(Refused(name, "", reason))
+        if listed is None and students:
+            refused.append(Refused(name, "", "is not in the class list (see --roster)"))
             continue
         student = listed.student_id if listed else student_id_of(hand_in.system_id, hand_in.name)
         if not student:
@@ -238,18 +233,6 @@ def _by_student(
             hand_in.notes.append(f"{name!r} counts as {listed.name or student} of the class list")
         hand_ins_by_student.setdefault(student, []).append(hand_in)
     return hand_ins_by_student
-
-
-def _members(hand_in: HandIn, students: Roster) -> list[HandIn]:
-    """Return a submission called ``ada+bob`` once for each of them, if the list has them all."""
-    name, members = hand_in.name, hand_in.name.split("+")
-    if students.find(name, name) or not all(students.find(member, "") for member in members):
-        return [hand_in]
-    note = f"handed in as {name}"
-    return [
-        replace(hand_in, system_id=member, name=member, notes=[*hand_in.notes, note])
-        for member in members
-    ]
 
 
 def _shared(by_student: dict[str, list[HandIn]], students: Roster) -> dict[str, list[HandIn]]:

@@ -487,18 +487,6 @@ def test_one_submission_of_a_group_counts_for_all(course: Path, tmp_path: Path) 
     assert handed_in("bob", 22, "A") == of_bob | alone
 
 
-def test_a_name_of_two_is_a_group_or_is_refused(course: Path, tmp_path: Path) -> None:
-    (tmp_path / "r.csv").write_text(CLASS.replace("red", "") + "ann+e,5,Ann E,,L1\n")
-    files = {f"{name}.ipynb": notebook(name) for name in ("1+bob", "ann+e", "kim+who")}
-    source = str(folder_of(tmp_path / "in", files))
-    collected = collect(course, ASSIGNMENT, source, roster=tmp_path / "r.csv")
-    assert submitted(course) == {"ada": "1+bob", "ann+e": "ann+e", "bob": "1+bob"}
-    assert "handed in as 1+bob" in collected.rows[0].notes
-    assert "looks like a group, but not all of its members are in the class list" in why(collected)
-    (course / "grading/roster.csv").unlink()
-    assert "looks like a group" in why(collect(course, ASSIGNMENT, source))
-
-
 def test_what_moodles_worksheet_says_of_a_submission(course: Path, tmp_path: Path) -> None:
     """A draft is told. Its groups are not read: it has a file, and words, for everybody."""
     (tmp_path / "w.csv").write_text(
