@@ -117,8 +117,8 @@ def _reasons(task: str, checks: Mapping[str, CheckVerdict]) -> list[Row]:
     """Return the most frequent reasons for failures, in the words of one of these students."""
     alike: dict[str, list[tuple[str, str]]] = {}
     for student, check in checks.items():
-        if (first := check.first_failure) is not None and first["reason"]:
-            reason = " ".join(str(first["reason"]).split())
+        if check.reason:
+            reason = " ".join(check.reason.split())
             alike.setdefault(cause_of(reason), []).append((student, reason))
     frequent = sorted(alike.values(), key=len, reverse=True)[:MOST]
     return [

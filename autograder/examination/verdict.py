@@ -16,7 +16,7 @@ import os
 import platform
 import secrets
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -61,22 +61,6 @@ class CheckVerdict:
     def task(self) -> str:
         """The check's name without its assignment: the cell's id in the notebook."""
         return self.name.rpartition("/")[2]
-
-    @property
-    def first_failure(self) -> Mapping[str, Any] | None:
-        """The case with which a report begins: the simplest failed visible case, or a hidden one.
-
-        Cases that were not run come last.
-        """
-        return min(
-            (case for case in self.cases if not case["passed"]),
-            key=lambda case: (
-                case["hidden"],
-                not case.get("ran", True),
-                () if case["hidden"] else tuple(case.get("difficulty", ())),
-            ),
-            default=None,
-        )
 
     @classmethod
     def of(cls, report: CheckReport, points: float) -> CheckVerdict:

@@ -86,11 +86,11 @@ def _counted(check: CheckVerdict) -> str:
 
 def _why(check: CheckVerdict) -> str:
     """Return the simplest visible failure; about hidden failures, say only that there are some."""
-    first = check.first_failure
-    if first is None:
-        return ""
-    if first["hidden"]:
-        return "only hidden cases fail"
+    failed = [case for case in check.cases if not case["passed"]]
+    visible = [case for case in failed if not case["hidden"]]
+    if not visible:
+        return "only hidden cases fail" if failed else ""
+    first = min(visible, key=lambda case: (not case["ran"], case["difficulty"]))
     return f"{_plain(first['name'])}: {_plain(first['reason'])}"
 
 

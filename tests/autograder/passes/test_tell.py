@@ -18,7 +18,7 @@ TASK = "average"
 def case(passed: bool, hidden: bool = False, **fields: Any) -> dict[str, Any]:
     reason = "" if passed else "rank 1: expected 2, got 3"
     result = {"name": "2 ranks", "passed": passed, "hidden": hidden, "reason": reason}
-    return result | fields
+    return result | {"ran": True, "difficulty": (2,)} | fields
 
 
 def told(data: Path, cases: list[dict[str, Any]], **verdict: Any) -> list[nbformat.NotebookNode]:
