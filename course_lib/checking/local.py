@@ -8,7 +8,6 @@ If a function ends its process or never returns, the report says so and the kern
 from __future__ import annotations
 
 import io
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.loading import find_check
 from course_lib.checking.report import CheckFailed, CheckReport, html_of
 from course_lib.checking.run_check import run_on_each
-from course_lib.ranks import MisuseWarning, Ranks, RanksError, RankState, RankTimeout, per_rank
+from course_lib.ranks import MisuseWarning, Ranks, RanksError, RankTimeout, per_rank
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.for_graders import Line, end_soon, in_notebook, preload
 from course_lib.ranks.wire import Plain, decode, encode
@@ -142,7 +141,7 @@ class LocalRunner:
                 )
         except RanksError as error:
             if isinstance(error, RankTimeout):  # its report has the check's time limit
-                error = _timed_out(check, error.states)
+                error = timed_out("case", check.case_seconds(), error.states)
             error.trace = ranks.trace
             raise error from None
         finally:
@@ -196,17 +195,6 @@ def _told_of_misuse(touched: list[str]) -> Iterator[None]:
 
         warnings.showwarning = hear  # type: ignore[assignment]
         yield
-
-
-def _timed_out(check: Check, states: Sequence[RankState]) -> RanksError:
-    error = timed_out("case", check.case_seconds(), states)
-    wanting, cores = round(os.getloadavg()[0]), os.cpu_count() or 1
-    if wanting > 2 * cores:
-        error.add_detail(
-            f"This may be the machine's fault: in the last minute {wanting} processes wanted to "
-            f"run on its {cores} cores. End programs that you do not need, and check again."
-        )
-    return error
 
 
 class _Shown(Line):

@@ -248,18 +248,15 @@ def test_each_part_of_the_points_that_is_missed_is_told_once() -> None:
     assert report.parts == {"values": True, "time": False, "memory": False}
 
 
-@pytest.mark.parametrize("load", [0.1, 900.0])
-def test_after_two_cases_out_of_time_a_check_stops_and_says_so(load, monkeypatch):
+def test_after_two_cases_out_of_time_a_check_stops_and_says_so():
     def endless(x: torch.Tensor, group=None) -> None:
         while True:
             pass
 
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     report = run(endless, replace(sum_task(), seconds=0.5))
     assert "limit of 0.5 s" in report.results[1].reason
     assert "not run, because 2 earlier cases" in report.results[2].reason
     assert "Ranks(…, timeout" not in str(report)
-    assert ("900 processes wanted to run on its" in str(report)) == (load > 100)
 
 
 @pytest.mark.parametrize(
