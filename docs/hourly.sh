@@ -1,5 +1,5 @@
 #!/bin/sh
-# Take in, grade, and hand out the pages that have changed, through nbgrader's exchange. Once an hour:
+# Take in, grade, and hand out the pages, through nbgrader's exchange. Once an hour:
 #   7 * * * * /home/grader/course/docs/hourly.sh 02_data_parallel_sgd "2026-11-20 23:59 +0800"
 # With the deadline, only visible cases count until then; without it, all cases count at once.
 cd "$(dirname "$0")/.." || exit

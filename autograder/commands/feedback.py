@@ -27,7 +27,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
-from nbgrader.utils import notebook_hash
 from traitlets.config import Config
 
 from autograder.collection.collecting import hand_ins_by_student
@@ -157,8 +156,7 @@ def release(root: Path, assignment: str, only: Sequence[str]) -> None:
     """Hand the pages out through nbgrader's exchange; say which students it cannot reach.
 
     The exchange finds a student's page by a secret that ``nbgrader submit`` wrote beside the
-    submission. Without this secret, nbgrader's own command stops. Pages that the exchange has
-    already are left out, so that nobody is told of news that are none.
+    submission. Without this secret, nbgrader's own command stops.
 
     Raises:
         CommandFailed: nbgrader could not write into the exchange.
@@ -170,8 +168,6 @@ def release(root: Path, assignment: str, only: Sequence[str]) -> None:
     reached = {f.parent.name for f in folders if all((f / name).is_file() for name in required)}
     unreached = {f.parent.name for f in folders} - reached
     left_out = {name for name in reached if only and name not in only}
-    to = Path(config.Exchange.root, config.CourseDirectory.course_id, "feedback")
-    left_out |= {f.parent.name for f in folders if f.parent.name in reached and _is_in(to, f)}
     without = {name for name in unreached if name in only or not only}
     _say_who("not in the exchange, where they submitted nothing", without)
     if reached == left_out:
@@ -180,16 +176,6 @@ def release(root: Path, assignment: str, only: Sequence[str]) -> None:
     outcome = NbGraderAPI(config=config).release_feedback(assignment)
     if not outcome["success"]:
         raise CommandFailed(f"nbgrader could not write into the exchange: {outcome['log'][-500:]}")
-
-
-def _is_in(exchanged: Path, folder: Path) -> bool:
-    """Tell whether the exchange has the pages of a student's folder, as they are."""
-    secret = (folder / SECRET).read_text(encoding="utf-8")
-    for page in folder.glob("*.html"):
-        copy = exchanged / f"{notebook_hash(secret=secret, notebook_id=page.stem)}.html"
-        if not copy.is_file() or copy.read_bytes() != page.read_bytes():
-            return False
-    return True
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -101,9 +101,6 @@ def test_the_exchange_gets_the_pages_of_those_who_used_it(course, monkeypatch, c
     assert "submitted nothing: bob\n" in capsys.readouterr().out
     (page,) = (course / "exchange").rglob("*.html")
     assert page.read_text() == "for ada"
-    before = page.stat().st_ino
-    feedback.release(course, ASSIGNMENT, [])
-    assert page.stat().st_ino == before, "it is not handed out again"
     (data / "ada" / ASSIGNMENT / f"{ASSIGNMENT}.html").write_text("more")
     feedback.release(course, ASSIGNMENT, [])
     assert page.read_text() == "more"
