@@ -7,7 +7,6 @@ passes book them, and the pass `Book` takes the place of Examine.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,7 @@ def _book(api: NbGraderAPI, folders: Folders, assignment: str, standing: Standin
     for name, verdict in verdicts.items():
         # Also store it by student and notebook: feedback and nbgrader autograde look for it there.
         verdict.write(verdict_path(folders.data, assignment, standing.student, name))
-    write_whole(mark, json.dumps(identity))
+    write_whole(mark, identity)
     return ""
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -114,12 +113,15 @@ def _standing(
             standing.failed = (folder / "failed.txt").read_text(encoding="utf-8").strip()
     if entry is None:
         return standing
+    mark = ""
+    with contextlib.suppress(OSError):  # it is not booked, or being booked now
+        mark = (folder / "booked").read_text(encoding="utf-8")
     points, standing.by_hand = entry
     standing.points = True
     standing.booked = (
         standing.complete
         and points_of(standing.graded.values()).items() <= points.items()
-        and _read_json(folder / "booked") == as_booked(folders, assignment, standing)
+        and mark == as_booked(folders, assignment, standing)
         and all((autograded / path.name).is_file() for path in standing.notebooks)
     )
     return standing
@@ -141,16 +143,14 @@ def standings(
     ]
 
 
-def as_booked(folders: Folders, assignment: str, standing: Standing) -> dict[str, Any]:
-    """Return the data that identify a booking: the verdicts and the bytes of the submission."""
+def as_booked(folders: Folders, assignment: str, standing: Standing) -> str:
+    """Return what identifies a booking: the verdicts' keys, and a digest of the submission."""
     folder = folders.submitted / standing.student / assignment
     content = hashlib.sha256()
     for path in (*standing.notebooks, folder / "timestamp.txt"):
         content.update(path.read_bytes() if path.is_file() else b"")
-    return {
-        "verdicts": {name: standing.graded[name].key for name in sorted(standing.graded)},
-        "submission": content.hexdigest(),
-    }
+    keys = [standing.graded[name].key for name in sorted(standing.graded)]
+    return " ".join([*keys, content.hexdigest()])
 
 
 def verdict_on(folders: Folders, path: Path, settings: Settings) -> Verdict | None:
@@ -163,13 +163,6 @@ def verdict_on(folders: Folders, path: Path, settings: Settings) -> Verdict | No
     except Exception:  # the notebook is damaged and not vetted yet, or the file is no verdict
         return None
     return None
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 Entry = tuple[dict[str, float | None], bool]
