@@ -204,21 +204,13 @@ def ask(
 
     An answer that is none of these is said, and locks nothing.
 
-    Raises:
-        ValueError: there are fewer than two options, or no cases.
-
     """
     if cases is not None:
-        lines = [dict(case) for case in cases]
-        if not lines:
-            raise ValueError("a line needs cases, as in cases=[{'rank': 0}, {'rank': 1}]")
-        return Question(question, answer, {}, lines)
+        return Question(question, answer, {}, [dict(case) for case in cases])
     if isinstance(options, Mapping):
         rules = options
     else:
         rules = {shown(option): option for option in options or ()}
-    if options is not None and len(rules) < 2:
-        raise ValueError(f"a question needs two options or more, got {len(rules)}")
     answer = _checked(answer, len(rules))
     first = _locked.get(question, answer)
     new_question = Question(question, first, rules, ())

@@ -119,13 +119,6 @@ def test_an_error_in_the_line_is_told_and_counts_as_wrong() -> None:
     assert question.right is False
 
 
-def test_a_question_needs_options_or_cases() -> None:
-    with pytest.raises(ValueError, match="needs cases"):
-        ask("x?", lambda: 1, cases=[])
-    with pytest.raises(ValueError, match="two options"):
-        ask("x?", options=["one"])
-
-
 @pytest.mark.parametrize(
     ("value", "right", "same"),
     [
