@@ -80,7 +80,6 @@ def collect(
     format: str = "",
     roster: Path | None = None,
     due: datetime | None = None,
-    zone: tzinfo | None = None,
     retime: bool = False,
 ) -> Collected:
     """Collect an assignment's submissions.
@@ -92,7 +91,6 @@ def collect(
         format: one of `FORMATS`; by default it is recognised.
         roster: a class list, which is kept for later commands; by default the list kept before.
         due: the deadline; by default the gradebook's.
-        zone: the time zone of times that name none; by default the course's.
         retime: correct the times of what was collected before, because its time zone was wrong.
 
     Raises:
@@ -106,7 +104,7 @@ def collect(
     students = read_roster(roster) if roster else kept_roster(data)
     gathered = _gather(config, source, assignment, format)
     due = due or gradebook_due(config, assignment)
-    zone = zone or course_zone(data)
+    zone = course_zone(data)
     own_due = read_extensions(data, assignment, zone)
     if roster:
         students.write(data / "roster.csv")

@@ -75,7 +75,6 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         format=arguments.format,
         roster=arguments.roster,
         due=due,
-        zone=zone,
         retime=bool(arguments.timezone),
     )
     if due:
