@@ -30,7 +30,6 @@ from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, examine_notebook
 from autograder.sandbox.sandbox import MachineFailure
 from course_lib.checking import Check
-from course_lib.checking.cases import AuthorError
 from course_lib.checking.defence import Defence
 from course_lib.learner.what_counts import grade_id, is_check, rebuild
 
@@ -49,9 +48,6 @@ def known_solutions(exam: Exam, source: Path, released: Path) -> tuple[NotebookN
         source: its folder under ``instructor/``.
         released: the folder with the notebooks that students were given.
 
-    Raises:
-        AuthorError: there is no notebook with the solution.
-
     """
     candidates: list[tuple[bool, int, str, Path, Check]] = []
     for path in sorted(released.glob("*.ipynb")):
@@ -64,14 +60,8 @@ def known_solutions(exam: Exam, source: Path, released: Path) -> tuple[NotebookN
     if not candidates:
         return None
     _, _, task, path, check = min(candidates, key=lambda candidate: candidate[:2])
-    solution = source / path.name
-    if not solution.is_file():
-        raise AuthorError(
-            f"there is no {solution}. The grader grades this solution first, to see that this "
-            "machine grades correctly: restore the file"
-        )
-    handout = nbformat.read(path, as_version=4)
-    nb = rebuild(handout, solved(handout, nbformat.read(solution, as_version=4)))
+    handout, solution = (nbformat.read(file, as_version=4) for file in (path, source / path.name))
+    nb = rebuild(handout, solved(handout, solution))
     nb.cells = _with_three(nb.cells, task, check.function)
     return nb, replace(exam, checks={task: check})
 
