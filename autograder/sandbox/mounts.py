@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import course_lib
 from autograder.errors import SandboxUnavailable
 
 _SHARED = ("/tmp", "/dev/shm", "/var/tmp", "/home", "/root")
@@ -103,11 +104,8 @@ def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
 
 
 def course_package() -> Path:
-    """Return the folder of the package ``course_lib``, without importing it."""
-    spec = PathFinder.find_spec("course_lib")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("course_lib is not installed; run pip install -e .")
-    return Path(spec.submodule_search_locations[0]).absolute()
+    """Return the folder of the package ``course_lib``."""
+    return Path(course_lib.__file__).parent
 
 
 def beside_packages(package: Path) -> bool:

@@ -227,7 +227,7 @@ def test_a_daemon_does_not_survive(place: Sandbox) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a repository whose ``course_lib`` Python would import."""
+    """Return the ``course_lib`` of a repository, which sandboxes show."""
     package = tmp_path / "a repository" / "course_lib"
     for path in ("__init__", "answer", "other", "deep/__init__", "deep/answer", "deep/other"):
         file = package / f"{path}.py"
@@ -236,7 +236,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package.parent / "assignments").mkdir()
     compileall.compile_dir(package, quiet=1)
     shutil.copy(next(package.glob("__pycache__/answer.*")), package / "answer.pyc")
-    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr("autograder.sandbox.mounts.course_package", lambda: package)
     return package
 
 
