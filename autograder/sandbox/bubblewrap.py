@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Self
 
@@ -83,7 +83,11 @@ class SandboxedProcess:
             fds = list(pass_fds)
 
             def file_of(content: str | bytes) -> int:
-                fds.append(opened.enter_context(_memory_file(content)))
+                """Put it into a file in memory; return the file's descriptor."""
+                file = opened.enter_context(open(os.memfd_create("mount"), "w+b", buffering=0))
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.seek(0)
+                fds.append(file.fileno())
                 return fds[-1]
 
             arguments = [
@@ -96,7 +100,18 @@ class SandboxedProcess:
                 *tree(mounts, tmp, file_of),
                 *("--chdir", "/tmp", "--", *command),
             ]
-            self._process = _start(arguments, log or subprocess.DEVNULL, fds)
+            try:
+                self._process = subprocess.Popen(
+                    arguments,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log or subprocess.DEVNULL,
+                    stderr=log or subprocess.DEVNULL,
+                    env={},
+                    pass_fds=fds,
+                    process_group=0,  # so that Ctrl-C reaches only us, and does not end bubblewrap
+                )
+            except OSError as error:
+                raise BubblewrapUnavailable(f"bubblewrap cannot be run: {error}.") from None
             self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -203,32 +218,6 @@ def _start_one(bubblewrap: str) -> None:
             reason = error.reason if isinstance(error, SandboxUnavailable) else f"{error}."
         log.seek(0)
         raise BubblewrapUnavailable(f"{reason} {log.read(4000).decode(errors='replace')}")
-
-
-def _start(
-    arguments: Sequence[str], output: IO[bytes] | int, fds: Sequence[int]
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={},
-            pass_fds=fds,
-            process_group=0,  # so that Ctrl-C reaches only us, and does not end bubblewrap
-        )
-    except OSError as error:
-        raise BubblewrapUnavailable(f"bubblewrap cannot be run: {error}.") from None
-
-
-@contextlib.contextmanager
-def _memory_file(content: str | bytes) -> Iterator[int]:
-    """Make a file in memory, positioned at its start, and yield its descriptor."""
-    with open(os.memfd_create("mount"), "w+b", buffering=0) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.seek(0)
-        yield file.fileno()
 
 
 @dataclass(frozen=True)
