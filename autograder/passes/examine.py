@@ -42,6 +42,7 @@ from autograder.sandbox.mounts import Mount
 from autograder.sandbox.sandbox import Sandbox
 from course_lib import READING_ORDER
 from course_lib.checking import Case, Check, CheckReport
+from course_lib.checking.cases import AuthorError
 from course_lib.checking.defence import Defence
 from course_lib.checking.loading import load_checks, load_module
 from course_lib.learner.what_counts import grade_id, is_check, is_run, pictures_in, rebuild
@@ -171,8 +172,7 @@ def examine_notebook(nb: NotebookNode, exam: Exam, verdict: Verdict) -> None:
     Raises:
         MachineFailure: the machine or our own code failed, so there is no verdict.
         SandboxUnavailable: there is no sandbox.
-        AuthorError: a check is broken.
-        LookupError: a test cell has no check.
+        AuthorError: a check is broken, or a test cell has none.
 
     """
     start = time.monotonic()
@@ -206,7 +206,7 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
         cell.execution_count = count
         if is_check(cell):
             if (name := grade_id(cell)) not in checks:
-                raise LookupError(
+                raise AuthorError(
                     f"the test cell '{name}' has no check with this name in checks.py; "
                     f"the names there are: {', '.join(checks)}"
                 )

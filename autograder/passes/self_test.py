@@ -148,8 +148,7 @@ class SelfTest:
         Raises:
             MachineFailure: the machine or our own code failed, or the test did.
             SandboxUnavailable: there is no sandbox.
-            AuthorError: a check is broken.
-            LookupError: a test cell has no check.
+            AuthorError: a check is broken, or a test cell has none.
 
         """
         exam = Exam.of(self._source)

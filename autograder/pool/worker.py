@@ -91,7 +91,7 @@ def outcome_of(path: str, step: Callable[[], Outcome | None]) -> Outcome:
     """Run a step; if it fails, return why, and whose fault that is."""
     try:
         return step() or Outcome(path)
-    except (AuthorError, LookupError) as error:
+    except AuthorError as error:
         return Outcome(path, failed=_words(error, error.__cause__), fault=AUTHOR)
     except (MachineFailure, SandboxUnavailable, OSError, MemoryError) as error:
         return Outcome(path, failed=_words(error), fault=MACHINE)
