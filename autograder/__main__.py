@@ -51,7 +51,7 @@ class _Version(argparse.Action):
         for name, version in versions().items():
             print(name, version)
         try:
-            print(probe())
+            print("bubblewrap", probe())
         except SandboxUnavailable as error:
             print(f"no sandbox: {error}")
         parser.exit()
