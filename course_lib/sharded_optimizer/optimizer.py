@@ -73,8 +73,9 @@ class ShardedOptimizer(Optimizer):
     parameter groups and `zero_grad` work as usual, but all groups must be given to the constructor.
     Gradients that are None on this rank count as zero with "local" and "sharded", so weight decay
     and momentum still act, except on parameters that are frozen now. They are skipped with
-    "averaged". Parameters may be frozen and unfrozen, and get new values in any way, also by
-    `param.data = …`: call `zero_grad` of the optimizer or `step` afterwards.
+    "averaged". With "sharded", `step` uses the gradients up: they are zero in a second `step`
+    without a backward between the two. Parameters may be frozen and unfrozen, and get new values in
+    any way, also by `param.data = …`: call `zero_grad` of the optimizer or `step` afterwards.
 
     Args:
         params: parameters or groups of them, as for `optimizer_cls`. Frozen ones are left out; tied
