@@ -26,10 +26,6 @@ from course_lib.checking.loading import load_module
 ASSIGNMENT, TASK = "10_capstone", "train"
 
 
-HONOURS = {"sent": "fewest bytes", "rounds": "fewest rounds", "computed": "least computing"}
-"""A cost of the race → the words on the board for the students with the lowest cost."""
-
-
 class Entry(NamedTuple):
     """One student on the board.
 
@@ -89,14 +85,12 @@ def board(entries: Sequence[Entry]) -> Table:
         key=lambda e: (e.cost["seconds"], e.cost["sent"], e.name),
     )
     times = [entry.cost["seconds"] for entry in timed]
-    best = {key: min((e.cost[key] for e in timed), default=0) for key in HONOURS}
     rows: list[Row] = [
         (
             *(1 + times.index(e.cost["seconds"]), e.name),
             *(f"{1e3 * e.cost[key]:.3f}" for key in ("seconds", "computed")),
             *(int(e.cost["sent"]), int(e.cost["rounds"])),
-            ", ".join(honour for key, honour in HONOURS.items() if e.cost[key] == best[key]),
-            e.key,
+            *("", e.key),
             bar(e.cost["seconds"] / times[-1]),
         )
         for e in timed
