@@ -9,7 +9,6 @@ Ratios are taken within a round.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -82,34 +81,11 @@ def unit_of(model: nn.Module) -> type[nn.Module]:
     return layer if any(isinstance(module, layer) for module in model.modules()) else nn.Linear
 
 
-def time_guard(variant: Variant) -> Callable[[int], float]:
-    """Return a function that says how many seconds the guard took in each of so many steps."""
-    seconds: list[float] = []
-
-    def timed(look: Callable[[], Any]) -> Callable[[], Any]:
-        def look_and_add() -> Any:
-            start = time.perf_counter()
-            result = look()
-            seconds.append(time.perf_counter() - start)
-            return result
-
-        return look_and_add
-
-    for owner in (variant.wrapped, variant.optimizer):
-        if hasattr(owner, "_follow_parameters"):
-            owner._follow_parameters = timed(owner._follow_parameters)
-    # The median: others may take the core from one look, as from a step.
-    return lambda steps: statistics.median(seconds or [0.0]) * len(seconds) / steps
-
-
 def measure(name: str, rounds: int) -> Any:
-    """Return, on a rank, per variant: seconds, state, seconds of the guard."""
+    """Return, on a rank, per variant: seconds, and numbers of optimizer state."""
     variants = make_variants(MODELS[name].make)
-    guards = {variant: time_guard(pair) for variant, pair in variants.items()}
     times = take_turns(variants, name, rounds)
-    looked = {v: seconds((rounds + 2) * STEPS) for v, seconds in guards.items()}
-    states = {v: state_elements(e.optimizer) for v, e in variants.items()}
-    return times, states, looked
+    return times, {v: state_elements(pair.optimizer) for v, pair in variants.items()}
 
 
 def main() -> None:
@@ -125,9 +101,8 @@ def main() -> None:
             f"{STEPS} steps ({SETS} sets of ranks, one after the other). Ratio, with its "
             "quartiles: our time divided by PyTorch's; below 1 is faster. ZeRO-1 is "
             "compared with its ZeroRedundancyOptimizer, fully sharded with FSDP2. State: optimizer "
-            "state on the rank with most, divided by the mean over the ranks. Guard: our step "
-            "divided by the same without the seconds of the slowest rank's guard (see "
-            "`course_lib.guard`).\n" + sentence("python benchmarks/sharding.py"),
+            "state on the rank with most, divided by the mean over the ranks.\n"
+            + sentence("python benchmarks/sharding.py"),
             *tables,
         ]
     )
@@ -136,20 +111,14 @@ def main() -> None:
 
 def table(name: str, times: Series, results: list[Any]) -> str:
     """Return one model's ratios as Markdown."""
-    head = f"| {name} | ms | ratio | quartiles | state | guard |"
-    lines = [head, "|---|---|---|---|---|---|"]
+    lines = [f"| {name} | ms | ratio | quartiles | state |", "|---|---|---|---|---|"]
     for variant, seconds in times.items():
-        held = [states[variant] for states, _ in results]
+        held = [states[variant] for (states,) in results]
         cells = [variant, f"{1e3 * statistics.median(seconds):.0f}", "", ""]
         if variant in PEERS:
             low, middle, high = statistics.quantiles(ratios(times, variant, PEERS[variant]), n=4)
             cells[2:] = [f"{middle:.2f}", f"{low:.2f} – {high:.2f}"]
         cells.append(f"{max(held) / statistics.mean(held):.3f}")
-        middle, guard = (
-            statistics.median(seconds),
-            max(seconds_of[variant] for _, seconds_of in results),
-        )
-        cells.append(f"{middle / (middle - guard):.4f}" if guard else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -16,8 +16,8 @@ wrapper compares:
                                                           error
     whether it is trained, and its hooks     `use_of`     the wrapper hooks in again, as the last
 
-Only the host looks, and only at what it knows, so a GPU never waits. `benchmarks/sharding.py`
-measures what it costs: less than a hundredth of a step.
+Only the host looks, and only at what it knows, so a GPU never waits. It costs less than a hundredth
+of a step: benchmarks/README.md has the numbers.
 """
 
 from collections.abc import Collection
