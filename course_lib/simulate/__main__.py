@@ -48,11 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_fields(step, Transformer)
     _add_fields(step, Layout)
     step.set_defaults(run=_step)
-    searching = commands.add_parser("search", help="the fastest layouts that fit")
+    searching = commands.add_parser("search", help="the ten fastest layouts that fit")
     _add_fields(searching, Transformer)
     searching.add_argument("--ranks", type=int, required=True, help="number of devices")
     searching.add_argument("--batch", type=int, required=True, help="sequences per step")
-    searching.add_argument("--most", type=int, default=10, help="number of layouts to show")
     searching.set_defaults(run=_search)
     for command in (step, searching):
         command.add_argument(
@@ -111,7 +110,7 @@ def _step(options: argparse.Namespace) -> int:
 def _search(options: argparse.Namespace) -> int:
     options.batch, batch = None, options.batch
     model, name, like = _chosen(options)
-    print(found_table(search(model, CLUSTERS[name], options.ranks, batch, options.most, like)))
+    print(found_table(search(model, CLUSTERS[name], options.ranks, batch, like)))
     return 0
 
 

@@ -56,10 +56,9 @@ def search(
     cluster: Cluster,
     ranks: int,
     batch: int,
-    count: int = 10,
     like: Layout | None = None,
 ) -> list[Found]:
-    """Return up to `count` layouts on `ranks` devices, the fastest first.
+    """Return the ten best layouts on `ranks` devices, the fastest first.
 
     If layouts differ only in ZeRO, one of them is returned: the fastest stage that fits, and if
     some are equally fast, the lowest. `like` says what the program can do (overlap, kernels, bytes
@@ -88,7 +87,7 @@ def search(
             if tried
             else f"no layout on {ranks} devices divides a batch of {batch} sequences equally"
         )
-    first = sorted(best.values(), key=lambda candidate: candidate[:2])[:count]
+    first = sorted(best.values(), key=lambda candidate: candidate[:2])[:10]
     return [_found(model, cluster, layout) for _, _, layout in first]
 
 
