@@ -49,7 +49,7 @@ def print_page(browser: str, page: Path, to: Path) -> None:
     shutil.copyfile(made, to)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> None:
     """Parse the command line, and print the lectures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -63,23 +63,17 @@ def main(arguments: list[str] | None = None) -> int:
         default=ROOT / "_site" / "course.pdf",
         help="the file (default: _site/course.pdf)",
     )
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     browser = next((program for name in BROWSERS if (program := shutil.which(name))), None)
     if browser is None:
-        print(
-            f"pdf.py: there is no {' and no '.join(BROWSERS)} here to print the PDF. Install "
-            "Chromium (on Debian: apt install chromium)",
-            file=sys.stderr,
-        )
-        return 1
+        parser.error("printing needs Chromium or Google Chrome (on Debian: apt install chromium)")
     with tempfile.TemporaryDirectory(prefix="course-pdf-", ignore_cleanup_errors=True) as folder:
         print("1/2 the pages of the lectures: up to a minute ...", flush=True)
         page = write_page(Path(folder), given.lectures)
         print(f"2/2 {Path(browser).name} prints them: up to a minute ...", flush=True)
         print_page(browser, page, given.to.resolve())
     print(f"{given.to.stat().st_size / 1e6:.1f} MB; open {given.to}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
