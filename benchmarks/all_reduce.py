@@ -23,7 +23,10 @@ from course_lib.ranks import Ranks
 
 SIZES = [1 << 10, 1 << 14, 1 << 17, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28]
 AT_ONCE = {1 << 10: 40, 1 << 14: 40, 1 << 17: 30, 1 << 18: 20, 1 << 20: 10, 1 << 22: 4}
-ALGORITHMS = {"gloo": dist.all_reduce, "ring": ring_all_reduce}
+ALGORITHMS: dict[str, Callable[[Tensor], object]] = {
+    "gloo": dist.all_reduce,
+    "ring": ring_all_reduce,
+}
 Times = dict[str, list[float]]
 
 
