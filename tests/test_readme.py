@@ -1,6 +1,8 @@
 """The README and the pages beside it tell the truth: first check, pictures, commands."""
 
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -25,8 +27,32 @@ def test_the_first_check_says_what_is_printed_below_it(capsys, monkeypatch, tmp_
     assert capsys.readouterr().out == report
 
 
+AS_A_CELL = """
+import sys, torch, torch.distributed as dist
+from IPython.core.interactiveshell import InteractiveShell
+from course_lib.checking import check
+from course_lib.ranks import Ranks
+
+shell = InteractiveShell.instance()
+shell.showtraceback = lambda *_, **__: None
+shell.push({"torch": torch, "dist": dist, "Ranks": Ranks, "check": check})
+error = shell.run_cell(sys.stdin.read()).error_in_exec
+if not hasattr(error, "report"):  # a check has printed its report
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_readme_shows_what_is_printed(number: int, tmp_path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, re.DOTALL)
+    code, shown = blocks[number]
+    command = [sys.executable, "-c", AS_A_CELL]
+    printed = subprocess.check_output(command, input=code, text=True, cwd=tmp_path)
+    assert re.sub(r"\d\.\d s", "0.0 s", printed).strip() == shown.strip()
+
+
 def test_the_readme_is_short() -> None:
-    assert len(README.split()) <= 900
+    assert len(without_code(README).split()) <= 900
 
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
