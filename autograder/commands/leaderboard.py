@@ -20,7 +20,7 @@ from autograder.examination.verdict import Verdict
 from autograder.files import write_whole
 from autograder.pool.book import current
 from autograder.pool.class_list import students
-from autograder.tables import Row, Table, bar, csv_text, web_page
+from autograder.tables import Row, Table, csv_text, web_page
 from course_lib.checking.loading import load_module
 
 ASSIGNMENT, TASK = "10_capstone", "train"
@@ -91,13 +91,12 @@ def board(entries: Sequence[Entry]) -> Table:
             *(f"{1e3 * e.cost[key]:.3f}" for key in ("seconds", "computed")),
             *(int(e.cost["sent"]), int(e.cost["rounds"])),
             *("", e.key),
-            bar(e.cost["seconds"] / times[-1]),
         )
         for e in timed
     ]
-    rows += sorted(("", e.name, "", "", "", "", e.note, e.key, "") for e in entries if e.note)
+    rows += sorted(("", e.name, "", "", "", "", e.note, e.key) for e in entries if e.note)
     costs = ("time, ms", "gradients, ms", "bytes sent", "rounds")
-    header = ("place", "name", *costs, "note", "kept as", "")
+    header = ("place", "name", *costs, "note", "kept as")
     title = "Time on the grader's virtual clock, the same on every machine"
     return Table(title, header, rows)
 
@@ -132,7 +131,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     timed = sum(not entry.note for entry in entries)
     summary = f"{timed} of {len(entries)} entries reached the target"
     write_whole(target / f"{stem}.html", web_page(title, f"{summary}.", [table]))
-    write_whole(target / f"{stem}.csv", csv_text(table.header[:-1], [r[:-1] for r in table.rows]))
+    write_whole(target / f"{stem}.csv", csv_text(table.header, table.rows))
     print(table.as_text())
     print(f"{summary}; the results are in {target / stem}.html and {stem}.csv")
     return 0

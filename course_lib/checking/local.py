@@ -79,7 +79,7 @@ def check(
             runner = LocalRunner(function, kind, say=shown.show, echo=echo)
             runners[WORDS[kind]] = stack.enter_context(runner)
         report = run_on_each(name, task, runners, seed="public")
-        report = replace(report, alone=case is not None, only_form=task.only_form)
+        report = replace(report, only_form=task.only_form)
         shown.report(report)
     if case is None:
         entry = {"checked": name, "fraction": report.fraction, "all": report.passed}

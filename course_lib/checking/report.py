@@ -67,7 +67,6 @@ class CheckReport:
             takes no time, because it does not communicate.
         traced: that case's name.
         function: name of the student's function.
-        alone: whether only one case of the check was requested.
         only_form: whether the check looked only at the form of an answer, which the grader judges.
 
     """
@@ -79,7 +78,6 @@ class CheckReport:
     trace: Trace | None = field(default=None, compare=False, repr=False)
     traced: str = field(default="", compare=False, repr=False)
     function: str = field(default="", compare=False, repr=False)
-    alone: bool = False
     only_form: bool = False
 
     @property
@@ -131,9 +129,8 @@ class CheckReport:
             return f"{self.name}: {self.undecided}"
         good = sum(result.passed for result in self.results)
         places = f", on {' and on '.join(self.places)}" if self.places else ""
-        alone = " (only this case was run)" if self.alone else ""
         of = counted(len(self.results), "case")
-        return f"{self.name}: {good} of {of} passed{places}{alone}"
+        return f"{self.name}: {good} of {of} passed{places}"
 
     @property
     def points(self) -> str:

@@ -37,16 +37,13 @@ def pull_variables(owner: str, names: tuple[str, ...]) -> list[Any]:
     """Return variables of this rank.
 
     Raises:
-        NameError: it has no such variable; the message lists the variables that it has.
+        NameError: it has no such variable.
 
     """
     variables = namespace(owner)
     for name in names:
         if name not in variables:
-            start_names = (*GIVEN, "get_ipython")
-            own_names = [
-                key for key in sorted(variables) if key[:1] != "_" and key not in start_names
-            ]
-            has = f"it has {', '.join(own_names[:12])}" if own_names else "it has none yet"
-            raise NameError(f"this rank has no variable {name!r}; {has}")
+            raise NameError(
+                f"this rank has no variable {name!r}: set it in a %%ranks cell, or push it"
+            )
     return [variables[name] for name in names]

@@ -159,7 +159,7 @@ def test_variables_travel_between_notebook_and_ranks(pair) -> None:
     pulled = pair.run("print(ranks.pull('loss', 'lr'), len(ranks.trace.operations))").text
     assert pulled == "[[1.0, 1.5], [0.5, 0.5]] 2\n"  # a pull leaves the trace of the cell
     pull_error = pair.run("ranks.pull('momentum')").error
-    assert "no variable 'momentum'; it has" in pull_error and "loss" in pull_error
+    assert "no variable 'momentum'" in pull_error
 
 
 def test_an_exception_of_one_rank_leaves_the_variables_of_all(pair) -> None:
@@ -170,7 +170,7 @@ def test_an_exception_of_one_rank_leaves_the_variables_of_all(pair) -> None:
 
 def test_some_of_the_ranks_run_a_cell(pair) -> None:
     assert pair.run("%%ranks 1\nalone = rank\nalone").text == "[rank 1] 1\n"
-    assert "it has" in pair.run("ranks.pull('alone')").error
+    assert "no variable 'alone'" in pair.run("ranks.pull('alone')").error
     error = pair.run("%%ranks 0\ndist.barrier()").error
     assert "Rank 0 waits for rank 1, which ended without taking part" in error
     assert "must be 0 to 1" in pair.run("%%ranks 2\nrank").error
