@@ -5,12 +5,10 @@ import torch
 
 from course_lib import diary
 from course_lib.checking import ask, asking
-from course_lib.sharding import shard_bounds
 
 pytestmark = pytest.mark.every_case
 IDLE = {"none": 0.0, "a quarter": 0.25, "more than half": lambda share: share > 0.5}
 WHY = ["Pieces fill it.", "One in four.", "It has to fill and to drain."]
-CASES = [{"rank": rank, "K": 4} for rank in range(4)]
 
 
 @pytest.fixture(autouse=True)
@@ -101,22 +99,18 @@ def test_the_desk_keeps_it(tmp_path, monkeypatch) -> None:
     assert (fourth["scored"], fourth["right"]) == ("idle?", True)
 
 
-def test_dots_are_not_an_answer() -> None:
-    right = lambda rank, K: shard_bounds(10, K, rank)
-    question = ask("Which rows?", lambda rank, K: ..., cases=CASES).score(right)
-    assert question.right is None and "Not filled in yet" in str(question)
-
-
-def test_the_first_wrong_case_is_told_with_both_values() -> None:
+@pytest.mark.parametrize(
+    ("line", "is_right", "message"),
+    [
+        (lambda rank: ..., None, "Not filled in yet"),
+        (lambda rank: rank - 1, False, "2 of 3 cases. With rank=0 your line gives -1; right is 2."),
+        (lambda rank: 1 // rank - 1, False, "With rank=0 your line raises ZeroDivisionError"),
+    ],
+)
+def test_a_line_that_is_not_right_is_told_why(line, is_right: bool | None, message: str) -> None:
     cases = [{"rank": 1}, {"rank": 0}, {"rank": 2}]
-    question = ask("Who?", lambda rank: rank - 1, cases=cases).score(lambda rank: (rank - 1) % 3)
-    assert "Right in 2 of 3 cases. With rank=0 your line gives -1; right is 2." in str(question)
-
-
-def test_an_error_in_the_line_is_told_and_counts_as_wrong() -> None:
-    question = ask("x?", lambda rank: 1 // rank, cases=[{"rank": 0}, {"rank": 1}])
-    assert "With rank=0 your line raises ZeroDivisionError" in str(question.score(lambda rank: 1))
-    assert question.right is False
+    question = ask("Who?", line, cases=cases).score(lambda rank: (rank - 1) % 3)
+    assert question.right is is_right and message in str(question)
 
 
 @pytest.mark.parametrize(
