@@ -24,21 +24,10 @@ def labelled(out: str) -> list[tuple[str, str]]:
     return [(label + "]", text) for label, text in pairs]
 
 
-def shown(lines, capsys) -> list[tuple[str, str]]:
-    """Return (label, text) of what is printed when each rank has printed its lines."""
-    print_all(lines)
-    return labelled(capsys.readouterr().out)
-
-
-def test_equal_lines_are_folded(capsys) -> None:
-    assert shown([["a", "b"]] * 3, capsys) == [("[ranks 0-2]", "a"), ("[ranks 0-2]", "b")]
-
-
-def test_one_rank_says_more(capsys) -> None:
-    assert shown([["start", "step"], ["step"], ["step"]], capsys) == [
-        ("[rank 0]", "start"),
-        ("[ranks 0-2]", "step"),
-    ]
+def test_equal_lines_are_folded_also_where_one_rank_says_more(capsys) -> None:
+    print_all([["start", "step"], ["step"], ["step"]])
+    shown = labelled(capsys.readouterr().out)
+    assert shown == [("[rank 0]", "start"), ("[ranks 0-2]", "step")]
 
 
 def test_a_lone_line_waits_for_the_others_and_no_longer(capsys, monkeypatch):
