@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from course_lib.ddp import DistributedDataParallel, all_reduce_hook
-from course_lib.ranks import RankError, Ranks
+from course_lib.ranks import RankError
 from tests.helpers import ddp_scenarios as scenarios
 
 UNMADE = {
@@ -57,6 +57,11 @@ def mistake(case: str) -> None:
     elif case == "two hooks":
         wrapped.register_comm_hook(None, all_reduce_hook)
         wrapped.register_comm_hook(None, all_reduce_hook)
+    elif case.startswith("a hook that returns"):
+        future = torch.futures.Future()
+        future.set_result(torch.ones(1))
+        wrapped.register_comm_hook(None, lambda *_: None if "None" in case else future)
+        wrapped(x).sum().backward()
     elif case.startswith("a backward that failed"):
         output = wrapped(x)
         net[0].weight.register_hook(_fail)
@@ -70,6 +75,7 @@ def _fail(_) -> None:
     raise KeyError
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -84,6 +90,8 @@ def _fail(_) -> None:
         ("a newer wrapper", "wrapped again, and"),
         ("wrapped inside", "wrapped already"),
         ("two hooks", "there is a comm hook already"),
+        ("a hook that returns one number", "of size 1, but the bucket"),
+        ("a hook that returns None", "a future .* not None"),
         ("a backward that failed", r"rank \d: the last backward\(\) did not end"),
         ("a backward that failed, no_sync", r"rank \d: the last backward\(\) did not end"),
     ],
@@ -128,19 +136,3 @@ def test_a_hook_given_to_the_constructor(ranks_of, hook):
         lambda: scenarios.train(DistributedDataParallel, comm_hook=hook)
     )
     scenarios.expect(replicas, scenarios.one_machine(scenarios.mlp(seed=0)))
-
-
-def wrong_hook(result) -> None:
-    wrapped = DistributedDataParallel(scenarios.mlp())
-    future = torch.futures.Future()
-    future.set_result(torch.ones(1))
-    wrapped.register_comm_hook(None, lambda state, bucket: future if result else None)
-    wrapped(scenarios.random(4, 6)).sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("result", "message"), [(True, "of size 1, but the bucket"), (False, "a future .* not None")]
-)
-def test_what_a_hook_must_return(result, message):
-    with pytest.raises(RankError, match=message):
-        Ranks(2, on="simulated").run(wrong_hook, result)
