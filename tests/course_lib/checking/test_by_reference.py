@@ -85,11 +85,8 @@ def test_a_right_sum_by_a_forbidden_way_keeps_the_points_of_its_values() -> None
     assert run(by_gathering, sum_task(allowed=Allowed(kinds=("all_gather",), calls=1))).passed
 
 
-def test_sending_nothing_earns_nothing() -> None:
+def test_sending_nothing_earns_nothing_and_without_shares_a_task_is_all_or_nothing() -> None:
     assert run(lambda x, group=None: x.clone()).fraction == 0
-
-
-def test_without_shares_a_task_is_all_or_nothing() -> None:
     assert run(by_gathering, sum_task(worth=None)).fraction == 0
 
 
