@@ -126,13 +126,16 @@ def test_what_the_grader_judges_is_open(course, mine, capfd) -> None:
     assert "3" not in capfd.readouterr().out.partition("together")[2].splitlines()[0]
 
 
-def test_check_says_what_is_missing(course, mine, capsys) -> None:
+def test_check_says_why_it_cannot_count(course, mine, capsys) -> None:
     assert main(["check", NAME]) == 2
     assert f"course start {NAME}" in capsys.readouterr().err
     main(["start", NAME])
     mine.write_text("<<<<<<< HEAD")
     assert main(["check", NAME]) == 2
     assert "is not a valid notebook any more" in capsys.readouterr().err
+    write(mine, assignment("import os\nos._exit(5)"))
+    assert main(["check", NAME]) == 2
+    assert "ended with status 5" in capsys.readouterr().err
 
 
 def test_a_missing_name_is_explained_by_the_cell_that_failed_first(tmp_path, capfd) -> None:
@@ -150,13 +153,6 @@ def test_a_missing_name_is_explained_by_the_cell_that_failed_first(tmp_path, cap
     )
     assert [note.partition(" failed: ")[0] for note in notes] == ["cell 2", "cell 3", "cell 4"]
     assert "\n'shown'\n" in capfd.readouterr().out
-
-
-def test_check_survives_a_cell_that_ends_the_process(mine, capfd) -> None:
-    main(["start", NAME])
-    write(mine, assignment("import os\nos._exit(5)"))
-    assert main(["check", NAME]) == 2
-    assert "ended with status 5" in capfd.readouterr().err
 
 
 def test_check_watches_a_copy_until_it_is_interrupted(mine, capsys, monkeypatch):
