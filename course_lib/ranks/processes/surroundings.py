@@ -40,14 +40,15 @@ class Surroundings:
             folder = os.getcwd()
         except FileNotFoundError:
             folder = ""
-        environment = {k: v for k, v in os.environ.items() if k not in _NOT_SENT}
-        path, cells = list(sys.path), dict(cell_numbers())
-        now = set(linecache.cache), cells, folder, path, environment
-        if now == self._last:
+        # Every call asks, so nothing is copied or decoded unless it has changed.
+        encoded = getattr(os.environ, "_data", os.environ)
+        files, numbers, path = linecache.cache.keys(), cell_numbers(), list(sys.path)
+        if (files, numbers, folder, path, encoded) == self._last:
             return None
-        self._last = now
+        self._last = set(files), dict(numbers), folder, path, dict(encoded)
         sources = cell_sources(self._files)
         self._files |= sources.lines.keys()
+        environment = {k: v for k, v in os.environ.items() if k not in _NOT_SENT}
         return sources, folder, path, environment
 
 
