@@ -185,10 +185,10 @@ def _owned_by_others(inbound: Path) -> dict[str, str]:
     """
     ours, foreign = (_account(0), _account(os.geteuid())), {}
     for path in inbound.iterdir():
-        match = EXCHANGE_FOLDER.fullmatch(unicodedata.normalize("NFC", path.name))
-        owner = owner_of(path)
-        if match and owner not in ours and owner.casefold() != match["id"].casefold():
-            foreign[match[0]] = owner
+        if match := EXCHANGE_FOLDER.fullmatch(unicodedata.normalize("NFC", path.name)):
+            owner = owner_of(path)
+            if owner not in ours and owner.casefold() != match["id"].casefold():
+                foreign[match[0]] = owner
     return foreign
 
 

@@ -89,8 +89,7 @@ def board(entries: Sequence[Entry]) -> Table:
         (
             *(1 + times.index(e.cost["seconds"]), e.name),
             *(f"{1e3 * e.cost[key]:.3f}" for key in ("seconds", "computed")),
-            *(int(e.cost["sent"]), int(e.cost["rounds"])),
-            *("", e.key),
+            *(int(e.cost["sent"]), int(e.cost["rounds"]), "", e.key),
         )
         for e in timed
     ]

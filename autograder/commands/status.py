@@ -44,8 +44,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             rows.append((name, len(students), *[0] * len(STATES)))
             notes.append(f"{name}: not released: run nbgrader generate_assignment {name}")
             continue
-        wanted = students or arguments.assignment
-        states = standings(config, name, settings) if wanted else []
+        states = standings(config, name, settings) if students or arguments.assignment else []
         counts = (sum(bool(getattr(s, state)) for s in states) for state in STATES.values())
         rows.append((name, len(states), *counts))
         notes += [

@@ -54,7 +54,7 @@ class _NotebookEnded(Exception):
 
 
 class _TookTooLong(_NotebookEnded):
-    pass
+    """The notebook process has not answered within its time."""
 
 
 class Submission:

@@ -104,8 +104,8 @@ def _words(right: Any) -> str:
             return f"a dict with {', '.join(map(str, right))}" if right else "an empty dict"
         case list() | tuple():
             kinds = {_MANY.get(type(item), "values") for item in right}
-            many = kinds.pop() if len(kinds) == 1 else "values"
-            return f"a list of {len(right)} {many}" if right else "an empty list"
+            plural = kinds.pop() if len(kinds) == 1 else "values"
+            return f"a list of {len(right)} {plural}" if right else "an empty list"
     names = {bool: "True or False", int: "a whole number", str: "text", type(None): "None"}
     return names.get(type(right), "a number")
 
