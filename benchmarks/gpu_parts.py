@@ -1,7 +1,7 @@
 """The parts of `make gpu`, each of which yields rows: dictionaries from columns to results.
 
-What differs between a GPU and a CPU is in the `Place` of a part. So `--emulated` runs the same code
-on a CPU: PyTorch has streams and a timer for both.
+The `Place` of a part has the differences between a GPU and a CPU. So `--emulated` runs the same
+code on a CPU: PyTorch has streams and a timer for both.
 """
 
 from __future__ import annotations

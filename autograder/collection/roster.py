@@ -46,7 +46,7 @@ class Student:
     last_name: str = ""
     email: str = ""
     group: str = ""
-    """What one of them submits counts for all students of the same group."""
+    """Students of the same group share every submission of one of them."""
     submitted_at: str = ""
     """The time of their submission as the list writes it; empty or ``-`` if there is none."""
     status: str = ""

@@ -177,17 +177,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PREFIX",
         type=shlex.split,
         default=[],
-        help="what runs a command on another machine that has the same folders, such as "
-        "'srun -n1 -c2 --mem 8G' or 'ssh node7': it is put before the command of each of --jobs "
-        "workers (default: they run on this machine)",
+        help="start each of --jobs workers by this command, on another machine that has the same "
+        "folders, for example 'srun -n1 -c2 --mem 8G' or 'ssh node7' (default: workers run on this "
+        "machine)",
     )
     add_students(parser)
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),
-        help="if a solution passes on the simulated network, run it again on real ranks: cpu "
-        "(gloo) or gpu; with gpu, one submission at a time uses all GPUs of a machine "
-        "(default: the setting in nbgrader_config.py)",
+        help="run a solution that passes on the simulated network again on real ranks, cpu (gloo) "
+        "or gpu. With gpu, one submission at a time uses all GPUs of a machine (default: the "
+        "setting in nbgrader_config.py)",
     )
 
 

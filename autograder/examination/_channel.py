@@ -18,7 +18,7 @@ SHORTEST_WAIT = 0.01
 """Seconds of the shortest wait, because a deadline may move further away after it was read."""
 
 Message = tuple[str, Any]
-"""What a message is, and its value."""
+"""The kind of a message, and its value."""
 
 
 class Channel:

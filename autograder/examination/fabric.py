@@ -1,4 +1,4 @@
-"""What the ranks in a sandbox ask of the network, and what the examiner's fabric does with it.
+"""The examiner's fabric, which carries out the requests of the ranks in a sandbox.
 
 A rank is a process that is not trusted. It asks in plain values, which are checked here before
 anything is done:
@@ -7,8 +7,8 @@ anything is done:
     examiner → rank   done, later, answer
 
 A rank that breaks the protocol or exceeds a limit counts as ended. Ranks that wait for it wait
-until the case is ended, and all others go on. What a rank says about time counts only if its
-program declares it.
+until the case is ended, and all others go on. A rank's computation counts as virtual time only if
+its program declares it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Bounds:
 
 @dataclass
 class _Asking:
-    """What one rank has asked for so far."""
+    """The requests of one rank so far."""
 
     open: dict[int, tuple[Operation, int]] = field(default_factory=dict)
     """Its number of an operation → the operation, and the bytes that it holds here."""
@@ -136,7 +136,7 @@ class ExaminersFabric:
         self._answers = answers
         self._asking = [_Asking() for _ in range(world_size)]
 
-    # What a rank asks for -----------------------------------------------------------------------
+    # Requests of a rank -------------------------------------------------------------------------
 
     def handle(self, rank: int, kind: str, value: Any) -> None:
         """Do what a message of a rank asks for.

@@ -1,4 +1,4 @@
-"""What ``nbgrader autograde`` calls, see ``nbgrader_config.py``: a hook, and two passes.
+"""The hook and the two passes that ``nbgrader autograde`` calls; see ``nbgrader_config.py``.
 
 `Rebuild` is the first pass. `Examine` takes the place of nbgrader's Execute: it examines one
 notebook, and writes the test cells' outputs and a verdict. nbgrader's own `SaveAutoGrades` then
